@@ -30,4 +30,10 @@ static inline uint32_t as_bits(float value) {
 static inline uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
 static inline uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
+static inline uint32_t largest_of(const uint32_t *bits, int64_t size) {
+    uint32_t largest = 0;
+    for (int64_t i = 0; i < size; i++) largest = larger(largest, bits[i] & MAGNITUDE);
+    return largest;
+}
+
 #endif

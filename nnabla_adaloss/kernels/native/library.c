@@ -6,23 +6,47 @@
 #include "bits.h"
 #include "threads.h"
 
-#ifdef __x86_64__
-#include "processor.h"
-#endif
-
 // ---- levels
 
 extern const struct level adaloss_level_baseline, adaloss_level_avx2, adaloss_level_avx512;
 
+#ifdef __x86_64__
+#include <cpuid.h>
+
+// Features that this processor has and the operating system supports. (`__builtin_cpu_supports` of `zig cc` is always
+// false.)
+enum { SAVES_REGISTERS = 1 << 27 };                       // leaf 1, ecx: xgetbv may be called
+enum { SAVES_AVX = 0x6, SAVES_AVX512 = 0xE6 };            // XCR0
+enum { FMA = 1 << 12, AVX = 1 << 28, F16C = 1 << 29 };    // leaf 1, ecx
+enum { AVX2 = 1 << 5, AVX512F = 1 << 16, AVX512DQ = 1 << 17, AVX512BW = 1 << 30 };  // leaf 7, ebx
+#define AVX512VL (1u << 31)
+
+static bool has(uint32_t features, uint32_t wanted) { return (features & wanted) == wanted; }
+
+// Write the levels beyond the baseline that this processor can run, the fastest first; return their number.
+static int faster_levels(const struct level **levels) {
+    uint32_t eax, ebx, ecx, edx, saved, leaf1, leaf7;
+    if (!__get_cpuid(1, &eax, &ebx, &leaf1, &edx) || !has(leaf1, SAVES_REGISTERS)) return 0;
+    if (!__get_cpuid_count(7, 0, &eax, &leaf7, &ecx, &edx)) return 0;
+    __asm__("xgetbv" : "=a"(saved), "=d"(edx) : "c"(0));
+    if (!has(saved, SAVES_AVX) || !has(leaf1, AVX | FMA | F16C) || !has(leaf7, AVX2)) return 0;
+    int count = 0;
+    if (has(saved, SAVES_AVX512) && has(leaf7, AVX512F | AVX512DQ | AVX512BW | AVX512VL))
+        levels[count++] = &adaloss_level_avx512;
+    levels[count++] = &adaloss_level_avx2;
+    return count;
+}
+#else
+static int faster_levels(const struct level **levels) {
+    (void)levels;
+    return 0;
+}
+#endif
+
 // The level number `place` of those that this processor can run, the fastest first; NULL beyond the last.
 PUBLIC const struct level *adaloss_level(int place) {
-    const struct level *runnable[4] = {NULL};
-    int count = 0;
-#ifdef __x86_64__
-    struct processor processor = this_processor();
-    if (processor.avx512) runnable[count++] = &adaloss_level_avx512;
-    if (processor.avx2) runnable[count++] = &adaloss_level_avx2;
-#endif
+    const struct level *runnable[3];
+    int count = faster_levels(runnable);
     runnable[count++] = &adaloss_level_baseline;
     return 0 <= place && place < count ? runnable[place] : NULL;
 }
@@ -34,7 +58,7 @@ PUBLIC const char *adaloss_sources(void) { return SOURCES; }
 
 // ---- results of the parts of an array, put together in the order of the parts
 
-static struct statistics together(const struct tally *tallies, int parts) {
+static struct statistics statistics_of_parts(const struct tally *tallies, int parts) {
     struct statistics all = {0};
     uint32_t largest = 0, below_smallest = UINT32_MAX;
     for (int part = 0; part < parts; part++) {
@@ -53,81 +77,65 @@ static struct statistics together(const struct tally *tallies, int parts) {
     return all;
 }
 
-static uint32_t largest_of(const uint32_t *found, int parts) {
-    uint32_t largest = 0;
-    for (int part = 0; part < parts; part++) largest = larger(largest, found[part]);
-    return largest;
-}
-
-// ---- statistics
-
-struct measuring {
+struct work {  // on one array, in parts
     const struct level *level;
-    const struct statistics_task *task;
+    const void *task;
+    struct grid grid;  // for rounding
+    // Results of the parts.
+    uint32_t largest[MOST_PARTS];
     struct tally tallies[MOST_PARTS];
 };
 
+// ---- statistics
+
 static void measure_part(void *context, int part, int64_t start, int64_t stop) {
-    struct measuring *measuring = context;
-    measuring->tallies[part] = measuring->level->measure(measuring->task, start, stop);
+    struct work *work = context;
+    work->tallies[part] = work->level->measure(work->task, start, stop);
 }
 
 PUBLIC void adaloss_statistics(
     const struct level *level, int threads, const struct statistics_task *tasks, int64_t count,
     struct statistics *results) {
+    struct work work;
+    work.level = level;
     for (int64_t i = 0; i < count; i++) {
-        struct measuring measuring;
-        measuring.level = level;
-        measuring.task = &tasks[i];
-        adaloss_in_parts(tasks[i].size, threads, measure_part, &measuring);
-        results[i] = together(measuring.tallies, adaloss_parts(tasks[i].size));
+        work.task = &tasks[i];
+        adaloss_in_parts(tasks[i].size, threads, measure_part, &work);
+        results[i] = statistics_of_parts(work.tallies, adaloss_parts(tasks[i].size));
     }
 }
 
 // ---- scaling
 
-struct scaling {
-    const struct level *level;
-    const struct scale_task *task;
-    uint32_t largest[MOST_PARTS];
-};
-
 static void scale_part(void *context, int part, int64_t start, int64_t stop) {
-    struct scaling *scaling = context;
-    scaling->largest[part] = scaling->level->scale(scaling->task, start, stop);
+    struct work *work = context;
+    work->largest[part] = work->level->scale(work->task, start, stop);
 }
 
 // `results`: for each task the largest magnitude of factor * source; infinity when that or a result is not finite.
 PUBLIC void adaloss_scale(
     const struct level *level, int threads, const struct scale_task *tasks, int64_t count, double *results) {
+    struct work work;
+    work.level = level;
     for (int64_t i = 0; i < count; i++) {
-        struct scaling scaling;
-        scaling.level = level;
-        scaling.task = &tasks[i];
-        adaloss_in_parts(tasks[i].size, threads, scale_part, &scaling);
-        uint32_t largest = largest_of(scaling.largest, adaloss_parts(tasks[i].size));
+        work.task = &tasks[i];
+        adaloss_in_parts(tasks[i].size, threads, scale_part, &work);
+        uint32_t largest = largest_of(work.largest, adaloss_parts(tasks[i].size));
         results[i] = (double)as_float(smaller(largest, INFINITE));
     }
 }
 
 // ---- rounding
 
-struct rounding {
-    const struct level *level;
-    const struct rounding_task *task;
-    struct grid grid;
-    uint32_t largest[MOST_PARTS];
-    struct tally tallies[MOST_PARTS];
-};
-
-static void look_for_largest(void *context, int part, int64_t start, int64_t stop) {
-    struct rounding *rounding = context;
-    rounding->largest[part] = rounding->level->largest_finite(rounding->task->source, start, stop);
+static void largest_of_part(void *context, int part, int64_t start, int64_t stop) {
+    struct work *work = context;
+    const struct rounding_task *task = work->task;
+    work->largest[part] = work->level->largest_finite(task->source, start, stop);
 }
 
 static void round_part(void *context, int part, int64_t start, int64_t stop) {
-    struct rounding *rounding = context;
-    rounding->tallies[part] = rounding->level->round(rounding->task, &rounding->grid, start, stop);
+    struct work *work = context;
+    work->tallies[part] = work->level->round(work->task, &work->grid, start, stop);
 }
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -137,7 +145,8 @@ static int64_t power_to_fit(uint32_t largest, const struct grid *grid) {
     if (largest == 0) return 0;
     int64_t normal_exponent = grid->smallest_normal >> EXPONENT_SHIFT;
     int64_t above = (int64_t)largest - grid->largest + ((1 << EXPONENT_SHIFT) - 1);
-    if (largest < 1 << EXPONENT_SHIFT) above = -((int64_t)1 << 40);  // subnormal bits do not count by exponents
+    // Subnormal bit patterns do not grow by 1 << EXPONENT_SHIFT per power of two.
+    if (largest < 1 << EXPONENT_SHIFT) above = -((int64_t)1 << 40);  // below any exponent
     int64_t power = least(above >> EXPONENT_SHIFT, 254 - (grid->largest >> EXPONENT_SHIFT));
     power = least(power, 254 - (int64_t)grid->dropped - normal_exponent);
     return power > 1 - normal_exponent ? power : 1 - normal_exponent;
@@ -153,23 +162,38 @@ static void fit(struct grid *grid, uint32_t largest_found) {
 
 PUBLIC void adaloss_round(
     const struct level *level, int threads, const struct rounding_task *task, struct statistics *result) {
-    uint32_t beyond = as_bits((float)task->beyond_largest);
-    struct rounding rounding;
-    rounding.level = level;
-    rounding.task = task;
-    struct grid *grid = &rounding.grid;
+    struct work work;
+    work.level = level;
+    work.task = task;
+    struct grid *grid = &work.grid;
     grid->smallest_normal = as_bits((float)task->smallest_normal);
     grid->dropped = (uint32_t)(EXPONENT_SHIFT - task->mantissa_bits);
     grid->largest = as_bits((float)task->largest);
-    grid->overflow = grid->infinity = beyond;
+    grid->overflow = grid->infinity = as_bits((float)task->beyond_largest);
     int parts = adaloss_parts(task->size);
     if (task->fitted) {
-        adaloss_in_parts(task->size, threads, look_for_largest, &rounding);
-        fit(grid, largest_of(rounding.largest, parts));
+        adaloss_in_parts(task->size, threads, largest_of_part, &work);
+        fit(grid, largest_of(work.largest, parts));
     }
     // A tie goes to the even neighbour: to `largest` itself if its last bit is 0, else beyond it.
     uint32_t odd = grid->largest >> grid->dropped & 1;
     grid->largest_kept = grid->largest + (1u << (grid->dropped - 1)) - odd;
-    adaloss_in_parts(task->size, threads, round_part, &rounding);
-    *result = together(rounding.tallies, parts);
+    adaloss_in_parts(task->size, threads, round_part, &work);
+    *result = statistics_of_parts(work.tallies, parts);
+}
+
+// ---- addresses of nnabla arrays: ../addresses.py looks the method up, and decides when it may be called
+
+// nbla::NdArray::data_ptr(nbla::dtypes, const nbla::Context &, bool); numbers of dtypes are NumPy's.
+typedef const void *(*data_ptr)(void *array, int dtype, const void *context, bool write_only);
+enum { FLOAT = 11, HALF = 23 };
+
+// Replace the addresses of the C++ objects `arrays` by those of their memory: float16 where `halves`, which may be
+// NULL, is true, else float32.
+PUBLIC void adaloss_addresses(data_ptr address_of, const void *context, int64_t *arrays, int64_t count,
+                              const bool *halves, bool write_only) {
+    for (int64_t i = 0; i < count; i++) {
+        int dtype = halves != NULL && halves[i] ? HALF : FLOAT;
+        arrays[i] = (int64_t)address_of((void *)arrays[i], dtype, context, write_only);
+    }
 }

@@ -10,12 +10,6 @@
 
 enum { PEEK = 64 };  // number of elements of a block that are checked beforehand
 
-static inline uint32_t largest_of(const uint32_t *bits, int64_t size) {
-    uint32_t largest = 0;
-    for (int64_t i = 0; i < size; i++) largest = larger(largest, bits[i] & MAGNITUDE);
-    return largest;
-}
-
 // ---- float32; `size` is a multiple of ACROSS
 
 static inline __attribute__((always_inline)) struct extremes add_floats(

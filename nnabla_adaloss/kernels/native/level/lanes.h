@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// One register's worth of numbers: 8 with AVX2, else 4, which every 64-bit processor has. GCC's and clang's vector types
-// bring the operators. Wider registers gain nothing here: float16 is converted more slowly, the rest waits for memory.
+// One register's worth of numbers: 8 with AVX2, else 4, which every 64-bit processor has. The vector types of GCC and
+// clang bring the operators. Wider registers gain nothing: float16 is converted more slowly, the rest waits for memory.
 #ifndef ADALOSS_LANES_H
 #define ADALOSS_LANES_H
 
-#include "halves.h"
+#include "bits.h"
 
 #ifdef __AVX2__
 #include <immintrin.h>
@@ -18,6 +18,24 @@ typedef int32_t integers __attribute__((vector_size(4 * WIDTH)));
 typedef float floats __attribute__((vector_size(4 * WIDTH)));
 typedef uint16_t halves __attribute__((vector_size(4 * WIDTH)));  // twice as many
 typedef uint16_t few_halves __attribute__((vector_size(2 * WIDTH)));
+
+// ---- float16
+
+#define HALF_REBIAS ((127u - 15u) << EXPONENT_SHIFT)
+#define HALF_SMALLEST_NORMAL 0x0400u
+#define HALF_QUIET_NAN 0x7E00u
+#define FLOAT32_HALF_NORMAL ((127u - 14u) << EXPONENT_SHIFT)  // 2^-14
+#define FLOAT32_HALF_OVERFLOW 0x477FF000u                     // 65520, halfway to where the next number would be
+
+static inline uint32_t widened(uint16_t half) {
+    uint32_t magnitude = half & HALF_MAGNITUDE;
+    uint32_t bits = (magnitude << 13) + HALF_REBIAS;
+    if (magnitude >= HALF_INFINITE) bits += HALF_REBIAS;
+    if (magnitude < HALF_SMALLEST_NORMAL) bits = as_bits((float)(int32_t)magnitude * 0x1p-24f);
+    return bits | (uint32_t)(half & 0x8000u) << 16;
+}
+
+// ---- registers
 
 static inline lanes load(const uint32_t *from) {
     lanes value;
@@ -60,29 +78,18 @@ static inline void store_narrowed(uint16_t *to, lanes value) {
 
 #else
 
-static inline lanes larger_of(lanes a, lanes b) {
-    lanes a_is = (lanes)(a > b);
-    return (a & a_is) | (b & ~a_is);
+static inline lanes chosen(lanes condition, lanes yes, lanes no) { return (yes & condition) | (no & ~condition); }
+
+static inline halves chosen_halves(halves condition, halves yes, halves no) {
+    return (yes & condition) | (no & ~condition);
 }
 
-static inline lanes smaller_of(lanes a, lanes b) {
-    lanes a_is = (lanes)(a < b);
-    return (a & a_is) | (b & ~a_is);
-}
-
-static inline halves larger_half_of(halves a, halves b) {
-    halves a_is = (halves)(a > b);
-    return (a & a_is) | (b & ~a_is);
-}
-
-static inline halves smaller_half_of(halves a, halves b) {
-    halves a_is = (halves)(a < b);
-    return (a & a_is) | (b & ~a_is);
-}
+static inline lanes larger_of(lanes a, lanes b) { return chosen((lanes)(a > b), a, b); }
+static inline lanes smaller_of(lanes a, lanes b) { return chosen((lanes)(a < b), a, b); }
+static inline halves larger_half_of(halves a, halves b) { return chosen_halves((halves)(a > b), a, b); }
+static inline halves smaller_half_of(halves a, halves b) { return chosen_halves((halves)(a < b), a, b); }
 
 static inline floats plus_square(floats sum, floats x) { return sum + x * x; }
-
-static inline lanes chosen(lanes condition, lanes yes, lanes no) { return (yes & condition) | (no & ~condition); }
 
 static inline lanes load_widened(const uint16_t *from) {
     few_halves x;
@@ -113,45 +120,38 @@ static inline void store_narrowed(uint16_t *to, lanes value) {
 // ---- across a register, once per block
 
 static inline uint32_t largest_lane(lanes x) {
-    uint32_t lane[WIDTH], largest = 0;
-    memcpy(lane, &x, sizeof lane);
-    for (int i = 0; i < WIDTH; i++) largest = larger(largest, lane[i]);
+    uint32_t largest = 0;
+    for (int i = 0; i < WIDTH; i++) largest = larger(largest, x[i]);
     return largest;
 }
 
 static inline uint32_t smallest_lane(lanes x) {
-    uint32_t lane[WIDTH], smallest = UINT32_MAX;
-    memcpy(lane, &x, sizeof lane);
-    for (int i = 0; i < WIDTH; i++) smallest = smaller(smallest, lane[i]);
+    uint32_t smallest = UINT32_MAX;
+    for (int i = 0; i < WIDTH; i++) smallest = smaller(smallest, x[i]);
     return smallest;
 }
 
 static inline uint32_t sum_of_lanes(lanes x) {
-    uint32_t lane[WIDTH], sum = 0;
-    memcpy(lane, &x, sizeof lane);
-    for (int i = 0; i < WIDTH; i++) sum += lane[i];
+    uint32_t sum = 0;
+    for (int i = 0; i < WIDTH; i++) sum += x[i];
     return sum;
 }
 
 static inline uint16_t largest_half(halves x) {
-    uint16_t half[2 * WIDTH], largest = 0;
-    memcpy(half, &x, sizeof half);
-    for (int i = 0; i < 2 * WIDTH; i++) largest = largest > half[i] ? largest : half[i];
+    uint16_t largest = 0;
+    for (int i = 0; i < 2 * WIDTH; i++) largest = largest > x[i] ? largest : x[i];
     return largest;
 }
 
 static inline uint16_t smallest_half(halves x) {
-    uint16_t half[2 * WIDTH], smallest = UINT16_MAX;
-    memcpy(half, &x, sizeof half);
-    for (int i = 0; i < 2 * WIDTH; i++) smallest = smallest < half[i] ? smallest : half[i];
+    uint16_t smallest = UINT16_MAX;
+    for (int i = 0; i < 2 * WIDTH; i++) smallest = smallest < x[i] ? smallest : x[i];
     return smallest;
 }
 
 static inline uint32_t sum_of_halves(halves x) {
-    uint16_t half[2 * WIDTH];
     uint32_t sum = 0;
-    memcpy(half, &x, sizeof half);
-    for (int i = 0; i < 2 * WIDTH; i++) sum += half[i];
+    for (int i = 0; i < 2 * WIDTH; i++) sum += x[i];
     return sum;
 }
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rounding of float32 to the numbers of a storage format, and statistics of the results.
 #include "block_statistics.h"
-#include "random_rounding.h"
 
 static inline struct extremes extremes_of(const uint32_t *bits, int64_t size) {
     uint32_t largest = 0, smallest = UINT32_MAX;
@@ -101,30 +100,63 @@ static void round_block(struct tally *tally, const uint32_t *source, uint32_t *t
     tally->overflowed += overflowed;
 }
 
-// ---- at random
+// ---- at random: to one of the two neighbours, with the distance from the lower one as the probability of the upper
+// one. A key of 64 bits and the index of an element determine the choice, as in ../../adaloss.cu.
 
-enum { STRETCH = 256 };  // elements; inside the format's normal range a shorter path suffices
+enum { STRETCH = 256 };  // elements that are rounded in one way
 
-static uint32_t round_inside_at_random(
-    const uint32_t *source, uint32_t *target, int64_t size, struct grid grid, uint32_t index, uint64_t key) {
+static inline uint32_t mixed(uint32_t x) {  // "lowbias32": every bit of the result depends on every bit of x
+    x = (x ^ x >> 16) * 0x7FEB352Du;
+    x = (x ^ x >> 15) * 0x846CA68Bu;
+    return x ^ x >> 16;
+}
+
+static inline uint32_t random_bits(uint32_t index, uint64_t key) {
+    return mixed(mixed(index ^ (uint32_t)key) + (uint32_t)(key >> 32));
+}
+
+static inline uint32_t normal_at_random(uint32_t magnitude, uint32_t random, const struct grid *grid) {
+    // Up, if the bits that are dropped are more than the random number.
+    uint32_t mask = (1u << grid->dropped) - 1;
+    return (magnitude + (mask - (random >> (32 - grid->dropped)))) & ~mask;
+}
+
+static inline uint32_t subnormal_at_random(uint32_t magnitude, uint32_t random, const struct grid *grid) {
+    // In units of the smallest subnormal number: `whole` of them, and a fraction in 32 bits.
+    uint32_t field = magnitude >> EXPONENT_SHIFT;
+    uint32_t significand = (magnitude & 0x7FFFFFu) | smaller(field, 1) << EXPONENT_SHIFT;
+    uint32_t behind = grid->dropped + (grid->smallest_normal >> EXPONENT_SHIFT) - larger(field, 1);
+    uint32_t whole = significand >> smaller(behind, 31);
+    uint32_t fraction = significand << (32 - smaller(behind, 32)) >> smaller(larger(behind, 32) - 32, 31);
+    float units = (float)(int32_t)(whole + (random < fraction));
+    // Two factors: one unit may be below float32's normal range.
+    units *= as_float((104 + grid->dropped) << EXPONENT_SHIFT);
+    return as_bits(units * as_float(grid->smallest_normal));
+}
+
+// Round a magnitude that is no larger than the format's largest number.
+static inline uint32_t any_at_random(uint32_t magnitude, uint32_t random, const struct grid *grid) {
+    uint32_t normal = normal_at_random(magnitude, random, grid);
+    uint32_t subnormal = subnormal_at_random(smaller(magnitude, grid->smallest_normal), random, grid);
+    return magnitude >= grid->smallest_normal ? normal : subnormal;
+}
+
+// Round numbers inside the format's range; return how many underflow. With `all_normal`, which is faster, none is below
+// the normal range.
+static uint32_t round_at_random(
+    const uint32_t *source, uint32_t *target, int64_t size, struct grid grid, uint32_t index, uint64_t key,
+    bool all_normal) {
     uint32_t underflowed = 0;
 #pragma omp simd reduction(+ : underflowed)
     for (int64_t i = 0; i < size; i++) {
         uint32_t sign = source[i] & SIGN, magnitude = source[i] & MAGNITUDE;
-        uint32_t rounded = round_at_random(magnitude, random_bits(index + (uint32_t)i, key), &grid);
+        uint32_t random = random_bits(index + (uint32_t)i, key);
+        uint32_t rounded =
+            all_normal ? normal_at_random(magnitude, random, &grid) : any_at_random(magnitude, random, &grid);
         target[i] = rounded | sign;
-        underflowed += (rounded == 0) & (magnitude != 0);
+        if (!all_normal) underflowed += (rounded == 0) & (magnitude != 0);
     }
     return underflowed;
-}
-
-static void round_normal_at_random(
-    const uint32_t *source, uint32_t *target, int64_t size, struct grid grid, uint32_t index, uint64_t key) {
-#pragma omp simd
-    for (int64_t i = 0; i < size; i++) {
-        uint32_t sign = source[i] & SIGN, magnitude = source[i] & MAGNITUDE;
-        target[i] = normal_at_random(magnitude, random_bits(index + (uint32_t)i, key), &grid) | sign;
-    }
 }
 
 static void round_block_at_random(
@@ -137,15 +169,15 @@ static void round_block_at_random(
             for (int64_t i = at; i < end; i++) {
                 if ((source[i] & MAGNITUDE) <= grid.largest)
                     tally->underflowed +=
-                        round_inside_at_random(source + i, target + i, 1, grid, index + (uint32_t)i, key);
+                        round_at_random(source + i, target + i, 1, grid, index + (uint32_t)i, key, false);
                 else
                     round_block(tally, source + i, target + i, 1, grid);
             }
         } else if (found.below_smallest + 1 < grid.smallest_normal) {
             tally->underflowed +=
-                round_inside_at_random(source + at, target + at, end - at, grid, index + (uint32_t)at, key);
+                round_at_random(source + at, target + at, end - at, grid, index + (uint32_t)at, key, false);
         } else {
-            round_normal_at_random(source + at, target + at, end - at, grid, index + (uint32_t)at, key);
+            round_at_random(source + at, target + at, end - at, grid, index + (uint32_t)at, key, true);
         }
     }
 }

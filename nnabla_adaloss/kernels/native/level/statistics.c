@@ -7,29 +7,23 @@
 
 enum { TABLES = 4, EXPONENTS = 256 };
 
-// Neighbours often have the same exponent; with one counter, each would wait for the previous count.
-struct histogram {
-    uint32_t counts[TABLES][EXPONENTS];
-};
-
-static inline void count_exponent(struct histogram *histogram, int table, uint32_t bits) {
-    histogram->counts[table][bits >> EXPONENT_SHIFT & 0xFF]++;
+static inline uint32_t exponent_at(const struct statistics_task *task, int64_t i) {
+    uint32_t bits = task->is_half ? widened(((const uint16_t *)task->x)[i]) : ((const uint32_t *)task->x)[i];
+    return bits >> EXPONENT_SHIFT & 0xFF;
 }
 
 static void count_exponents(const struct statistics_task *task, int64_t start, int64_t stop) {
-    struct histogram histogram = {{{0}}};
-    const uint32_t *x = task->x;
-    const uint16_t *half = task->x;
+    // Neighbours often have the same exponent; with one counter, each would wait for the previous count.
+    uint32_t counts[TABLES][EXPONENTS] = {{0}};
     int64_t i = start;
     for (; i + TABLES <= stop; i += TABLES) {
 #pragma GCC unroll 4
-        for (int table = 0; table < TABLES; table++)
-            count_exponent(&histogram, table, task->is_half ? widened(half[i + table]) : x[i + table]);
+        for (int table = 0; table < TABLES; table++) counts[table][exponent_at(task, i + table)]++;
     }
-    for (; i < stop; i++) count_exponent(&histogram, 0, task->is_half ? widened(half[i]) : x[i]);
+    for (; i < stop; i++) counts[0][exponent_at(task, i)]++;
     for (int e = 0; e < EXPONENTS; e++) {
         int64_t count = 0;
-        for (int table = 0; table < TABLES; table++) count += histogram.counts[table][e];
+        for (int table = 0; table < TABLES; table++) count += counts[table][e];
         if (count) __atomic_fetch_add(&task->counts[e], count, __ATOMIC_RELAXED);  // other threads add theirs
     }
 }
