@@ -31,11 +31,15 @@ class Finding(NamedTuple):
 _INSTALL_GPU = "pip install 'nnabla-adaloss[cuda120]'   (or cuda116, to match your nnabla-ext-cuda)"
 _INSTALL_MPI = "pip install 'nnabla-adaloss[mpi]'   (includes Open MPI)"
 
-# Errors of nnabla, its CUDA extension, CuPy and MPI: meaning and remedy. The first match counts.
+# Errors of nnabla, its CUDA extension, CuPy and MPI: by pattern, meaning and remedy. The first match counts.
 _MISSING = {
     r"libcuda\.so": (
         "the NVIDIA driver is not installed, or not visible inside this container (libcuda.so.1)",
         "install the NVIDIA driver, or start the container with `--gpus all`",
+    ),
+    r"mpirun was not found": (
+        "neither on the PATH nor beside Python",
+        f"add the folder of your MPI library's mpirun to the PATH, or {_INSTALL_MPI}",
     ),
     r"libmpi\w*\.so|cannot load MPI library": ("no MPI library is installed", _INSTALL_MPI),
     r"(lib\w+\.so[.\d]*): cannot open shared object file": (
@@ -95,13 +99,11 @@ _BROKEN = {
     ),
     r"an illegal memory access|a misaligned address": (r"the GPU reports \g<0>", ""),
 }
-
-
 _ERRORS: Dict[Status, Dict[str, Tuple[str, str]]] = {"missing": _MISSING, "broken": _BROKEN}
 
 
 def failure(area: Area, subject: str, error: str) -> Finding:
-    """Explain an error as a finding, by missing parts first; an unknown one is quoted, without a remedy."""
+    """Explain an error as a finding; an unknown error is quoted, without a remedy."""
     for status, known in _ERRORS.items():
         for pattern, (meaning, cure) in known.items():
             match = re.search(pattern, error)

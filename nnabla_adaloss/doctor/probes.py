@@ -212,11 +212,11 @@ def mpi_library() -> str:
 
 
 def mpi_sum() -> str:
-    """Let two processes add up an array."""
+    """Let two processes that mpirun starts add up a number."""
     on_path = shutil.which("mpirun")
     mpirun = on_path or shutil.which("mpirun", path=str(Path(sys.executable).parent))
     if mpirun is None:
-        raise FileNotFoundError("mpirun: cannot load MPI library")
+        raise FileNotFoundError("mpirun was not found")
     program = "from mpi4py import MPI; print(MPI.COMM_WORLD.allreduce(1), flush=True)"
     command = [mpirun, "-n", "2", sys.executable, "-c", program]
     process = subprocess.run(

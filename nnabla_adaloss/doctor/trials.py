@@ -108,8 +108,8 @@ def try_function(extension: str, type_config: str, name: str) -> List[str]:
     for index, (array, expected) in enumerate(zip(results, right)):
         difference = np.abs(array - expected).max() / max(np.abs(expected).max(), _NOTHING * largest)
         if not difference <= _TOLERANCE[type_config]:
-            what = "a gradient" if index else "its output"
-            raise ArithmeticError(f"wrong numbers: {what} differs by {difference:.1e} of the largest")
+            part = "a gradient" if index else "its output"
+            raise ArithmeticError(f"wrong numbers: {part} differs by {difference:.1e} of the largest")
     return [function.info.type_name for function in functions if runs_on_host(function.context)]
 
 
@@ -182,7 +182,7 @@ def findings_of(area: Area, type_config: str, tried: Answers, machine: str) -> L
 
 
 def blamed(finding: Finding, tried: Answers) -> Finding:
-    """Extend a finding that this package fails by the culprit: nnabla, if its own functions fail, too."""
+    """Add to a failure of this package whether nnabla's own functions fail, too."""
     if finding.status != "broken":
         return finding
     broken = ", ".join(name for name, (_, error) in tried.items() if error)

@@ -24,6 +24,7 @@ FINDINGS = [
         ("ImportError: libcuda.so.1: {}", MISSING, "driver is not installed", "--gpus all"),
         ("ImportError: libcudart.so.12: {}", MISSING, "libcudart.so.12", "cuda120"),
         ("RuntimeError: cannot load MPI library\nlibmpi.so: {}", MISSING, "no MPI library", "[mpi]"),
+        ("FileNotFoundError: mpirun was not found", MISSING, "on the PATH", "your MPI library's mpirun"),
         ("OSError: /x/libx.so: undefined symbol: cuMemRelease", BROKEN, "cuMemRelease", "LD_LIBRARY_PATH"),
         ("ValueError: numpy.dtype size changed, may ...", BROKEN, "a different NumPy", "numpy>=1.26,<2"),
         ("ImportError: numpy.core.multiarray failed to import", BROKEN, "a different NumPy", "<2"),

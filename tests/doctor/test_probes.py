@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from nnabla_adaloss.doctor import probes
+from nnabla_adaloss.doctor.findings import failure
 from nnabla_adaloss.doctor.probes import call_isolated
 from nnabla_adaloss.engine.scaled_weights import ScaledWeights
 from tests.doctor.behaviour import behave
@@ -95,6 +96,18 @@ def test_output_of_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setenv("INIT", str(init))
         monkeypatch.setenv("VERSION", str(version))
         assert call_isolated(probes.driver, [needed_by]) == [(value, error)]
+
+
+def test_a_missing_mpirun_is_not_called_a_missing_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    with pytest.raises(FileNotFoundError) as raised:
+        probes.mpi_sum()
+    finding = failure("MPI", "mpirun", f"FileNotFoundError: {raised.value}")
+    assert finding.status == "missing"
+    assert finding.detail == "neither on the PATH nor beside Python"
 
 
 @pytest.mark.slow
