@@ -52,10 +52,10 @@ from .functions.round_to_format import round_to_format as round_to_format
 from .functions.scale_tracker import ScaleTracker as ScaleTracker
 from .functions.scaled_layer import adaptive_loss_scaling as adaptive_loss_scaling
 from .functions.scaled_layer import cast_loss_scaling as cast_loss_scaling
-from .graph import Graph as Graph
-from .graph import GraphPlan as GraphPlan
-from .graph import LossLike as LossLike
-from .graph import LossWrapper as LossWrapper
+from .graph.graph import Graph as Graph
+from .graph.loss import LossLike as LossLike
+from .graph.loss import LossWrapper as LossWrapper
+from .graph.plan import GraphPlan as GraphPlan
 from .monitor.events import BatchRepeated as BatchRepeated
 from .monitor.events import BatchThrownAway as BatchThrownAway
 from .monitor.events import LayerScaled as LayerScaled

@@ -10,7 +10,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import Any, Optional, Sequence
+from typing import Optional, Sequence
 
 from nnabla_adaloss import __version__
 from nnabla_adaloss.core.formats import canonical_name
@@ -77,15 +77,7 @@ The exit code is 0 if the page was written, 1 if there is nothing to draw, and 2
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Run a command; return its exit code: 0 for success, others as in its help."""
-    parser = argparse.ArgumentParser(
-        prog="python -m nnabla_adaloss", description="Adaptive loss scaling for NNabla."
-    )
-    parser.add_argument("--version", action="version", version=f"nnabla-adaloss {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_doctor(commands)
-    _add_analyse(commands)
-    _add_report(commands)
-    options = parser.parse_args(arguments)
+    options = _parser().parse_args(arguments)
     try:
         code: int = options.run(options)
         sys.stdout.flush()
@@ -96,7 +88,13 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     return code
 
 
-def _add_doctor(commands: Any) -> None:
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m nnabla_adaloss", description="Adaptive loss scaling for NNabla."
+    )
+    parser.add_argument("--version", action="version", version=f"nnabla-adaloss {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
     doctor = commands.add_parser(
         "doctor",
         help="examine this installation",
@@ -110,15 +108,6 @@ def _add_doctor(commands: Any) -> None:
     doctor.add_argument("--json", action="store_true", help="print a JSON object instead of text")
     doctor.set_defaults(run=_doctor)
 
-
-def _doctor(options: argparse.Namespace) -> int:
-    findings = examine(gpu_functions=options.gpu)
-    print(as_json(findings) if options.json else as_text(findings))
-    required = {"CPU": True, "GPU": options.gpu, "MPI": options.mpi}
-    return 0 if all(area_works(findings, area) for area in AREAS if required[area]) else 1
-
-
-def _add_analyse(commands: Any) -> None:
     analyse = commands.add_parser(
         "analyse",
         aliases=["analyze"],
@@ -143,27 +132,18 @@ def _add_analyse(commands: Any) -> None:
     analyse.add_argument("--json", action="store_true", help="print a JSON object instead of text")
     analyse.set_defaults(run=_analyse)
 
-
-def _analyse(options: argparse.Namespace) -> int:
-    # Imported here, because the doctor must work without nnabla.
-    from nnabla_adaloss.diagnosis.program import analyse
-
-    return analyse(options.network, options.storage, options.batches, options.output, as_json=options.json)
-
-
-def _add_report(commands: Any) -> None:
-    parser = commands.add_parser(
+    report = commands.add_parser(
         "report",
         help="draw a recorded training, or compare two, as a page",
         description=_REPORT,
         epilog=_REPORT_END,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("recording", type=Path, metavar="RUN.jsonl", help="the file of Recorder('RUN.jsonl')")
-    parser.add_argument(
+    report.add_argument("recording", type=Path, metavar="RUN.jsonl", help="the file of Recorder('RUN.jsonl')")
+    report.add_argument(
         "other", type=Path, nargs="?", metavar="OTHER.jsonl", help="a second recording, to compare it with"
     )
-    parser.add_argument(
+    report.add_argument(
         "-o",
         "--output",
         type=Path,
@@ -171,10 +151,25 @@ def _add_report(commands: Any) -> None:
         help="the page; one that is there is replaced, but no other file (default: RUN.html or "
         "RUN_and_OTHER.html)",
     )
-    parser.add_argument(
+    report.add_argument(
         "--title", help="heading of the page (default: the storage format, or the names of two recordings)"
     )
-    parser.set_defaults(run=_report)
+    report.set_defaults(run=_report)
+    return parser
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    findings = examine(gpu_functions=options.gpu)
+    print(as_json(findings) if options.json else as_text(findings))
+    required = {"CPU": True, "GPU": options.gpu, "MPI": options.mpi}
+    return 0 if all(area_works(findings, area) for area in AREAS if required[area]) else 1
+
+
+def _analyse(options: argparse.Namespace) -> int:
+    # Imported here, because the doctor must work without nnabla.
+    from nnabla_adaloss.diagnosis.program import analyse
+
+    return analyse(options.network, options.storage, options.batches, options.output, as_json=options.json)
 
 
 def _report(options: argparse.Namespace) -> int:

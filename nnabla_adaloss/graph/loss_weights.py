@@ -104,14 +104,12 @@ class LossWeights:
                 if successor != predecessor or output >= 0:
                     edges[ComponentEdge(output, predecessor, successor, node.linear)] = None
         self._edges = list(edges)
-        self._passages = self._passages_of(nodes, described)
-        self._constants = _constants_of(self._passages)
+        self._set_passages(self._passages_of(nodes, described))
         # Positions of the fed leaves that factors read.
         fed = [one.factor for one in self._passages if isinstance(one.factor, Factor) and one.factor.fed]
         self._fed = {position for factor in fed for _, read in factor.terms for position in read}
-        # The last factors, and their weights.
-        self._last: Tuple[Tuple[Optional[float], ...], Tuple[float, ...]] = ((), ())
-        # True for components whose weight depends on data: on more than constants and fed leaves.
+        # True for components whose weight depends on data: on more than constants and fed leaves. With their
+        # factors far from 1, such weights differ.
         data = [isinstance(one.factor, Factor) and not one.factor.fed for one in self._passages]
         tried = [self._weights([far if one else 1.0 for one in data]) for far in (1.0, _FAR) if any(data)]
         self._data_dependent = [one != other for one, other in zip(*tried)]
@@ -122,8 +120,16 @@ class LossWeights:
         if passages == self._passages:
             return self
         adapted = copy(self)
-        adapted._passages, adapted._constants, adapted._last = passages, _constants_of(passages), ((), ())
+        adapted._set_passages(passages)
         return adapted
+
+    def _set_passages(self, passages: List[Passage]) -> None:
+        self._passages = passages
+        factors = tuple([one.factor for one in passages if not isinstance(one.factor, Factor)])
+        # Factors, if all of them are constant.
+        self._constants = factors if len(factors) == len(passages) else None
+        # The last factors that were read, and their weights.
+        self._last: Tuple[Optional[Tuple[Optional[float], ...]], Tuple[float, ...]] = None, ()
 
     def before_forward(self, variables: Sequence[nn.Variable], context: nn.Context) -> None:
         """Copy fed leaves to the host and `context`'s device, so that forward and `read` need not wait."""
@@ -142,7 +148,7 @@ class LossWeights:
         factors = self._constants
         if factors is None:
             factors = tuple([_read(one.factor, variables, on_host=on_host) for one in self._passages])
-        if factors != self._last[0] or not self._last[1]:
+        if factors != self._last[0]:
             self._last = factors, self._weights(factors)
         weights = self._last[1]
         # The latest weights `in_use` replace near ones, as they have a schedule.
@@ -210,12 +216,6 @@ class LossWeights:
                     weight = float(weight > 0.0)  # its gradient does not grow with the loss weight
                 weights[edge.successor] = max(weights[edge.successor], weight)
         return tuple([floor_power_of_two(weight) if weight else 0.0 for weight in weights])
-
-
-def _constants_of(passages: Sequence[Passage]) -> Optional[Tuple[Optional[float], ...]]:
-    """Factors, if all of them are constant."""
-    factors = tuple([one.factor for one in passages if not isinstance(one.factor, Factor)])
-    return factors if len(factors) == len(passages) else None
 
 
 def _factor(
@@ -289,8 +289,7 @@ def _magnitude(terms: Iterable[complex]) -> Optional[float]:
     try:
         magnitude = c_float(abs(sum(terms))).value
     except (ArithmeticError, ValueError, RuntimeError):
-        # RuntimeError: nnabla's word for an array that was never written.
-        return None
+        return None  # RuntimeError: nnabla raises it for an array that was never written
     return magnitude if magnitude < math.inf else None
 
 

@@ -130,14 +130,13 @@ class GraphPlan:
         self, graph: Graph, described: GraphDescription, options: PlanOptions
     ) -> Optional[GraphPlan]:
         """Plan of a graph that differs only in shapes, arguments that depend on them, and data, or None."""
-        # Parameters first, in which most other graphs differ. Data with a gradient, which have no names, are
-        # new leaves in each graph.
+        # Parameters first, in which most other graphs differ.
         kept, before = described.kept, self.described.kept
-        if options != self.options or len(kept) != len(before):
+        if options != self.options or _nameless(described) != _nameless(self.described):
             return None
-        new_leaves = {position for position, leaf in kept.items() if before.get(position) != leaf}
-        nameless, nameless_before = _nameless(described), _nameless(self.described)
-        if not all(nameless[position] and nameless_before.get(position) for position in new_leaves):
+        # Data with a gradient, which have no names, are new leaves in each graph; weights are not.
+        new_leaves = {position for position, leaf in kept.items() if before[position] != leaf}
+        if any(kept[position][1] is not None for position in new_leaves):
             return None
         if new_leaves and any(one.weight in new_leaves for node in self.nodes for one in node.layer_inputs):
             return None
@@ -161,9 +160,7 @@ class GraphPlan:
         return self._adapted_to(graph, described)
 
     def _adapted_to(self, graph: Graph, described: GraphDescription) -> Optional[GraphPlan]:
-        """Copy for a graph in which shapes, arguments, and keys and names of leaves may differ; None if more
-        does.
-        """
+        """Copy for a graph that differs only in shapes, arguments, and keys and names of leaves, or None."""
         before = self.described
         same = before._replace(args=described.args, shapes=described.shapes, kept=described.kept) == described
         # Components depend on which variables are scalars.
@@ -174,7 +171,7 @@ class GraphPlan:
         if described.kept != before.kept:
             other._hold(graph)
             other.labels = function_names(described)
-        other.nodes = [other._changed(node) for node in self.nodes]
+        other.nodes = list(map(other._adapted_node, self.nodes))
         other._weights = {
             by_layer: weights.of_alike(other.nodes, described) for by_layer, weights in self._weights.items()
         }
@@ -191,13 +188,13 @@ class GraphPlan:
             vars(other).pop(name, None)
         return other
 
-    def _changed(self, node: NodeStructure) -> NodeStructure:
-        """Update a function of another plan with this one's arguments, shapes and names."""
+    def _adapted_node(self, node: NodeStructure) -> NodeStructure:
+        """Structure of another plan's function with this plan's arguments, shapes and names."""
         args, label = self.described.args[node.number], self.labels[node.number]
         if not node.layer_inputs:
             same = args == node.args and label == node.label
             return node if same else node._replace(args=args, label=label)
-        # Their fan-ins depend on shapes; names have selected them before.
+        # Fan-ins depend on shapes. The layers stay those that the other plan's selection has chosen.
         selected = {one.gemm.input for one in node.layer_inputs}
         layer_inputs = tuple([one for one in self._layer_inputs(node.number) if one.gemm.input in selected])
         return node._replace(args=args, label=label, layer_inputs=layer_inputs)

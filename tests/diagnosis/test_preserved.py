@@ -10,7 +10,7 @@ import nnabla.random
 import numpy as np
 
 from nnabla_adaloss.diagnosis.preserved import preserved
-from nnabla_adaloss.graph import Graph
+from nnabla_adaloss.graph.graph import Graph
 from nnabla_adaloss.kernels import CpuKernels
 
 
