@@ -684,7 +684,8 @@ struct Rounding {
     u32 key_high;
 };
 
-// The power of two of Python's Format.fitted_to, as its exponent.
+// Exponent of the smallest power of two that, multiplied with the format's numbers, lets them reach a magnitude, as far
+// as float holds the products.
 __device__ inline int power_to_fit(u32 largest, u32 smallest_normal, u32 max_bits, u32 dropped) {
     if (largest == 0) {
         return 0;

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Public functions. They are stateless: callers provide the level, the number of threads and memory for the results.
+#define _POSIX_C_SOURCE 200809L  // sigset_t
+
+#include <pthread.h>
+#include <signal.h>
 #include <stddef.h>
 
 #include "adaloss.h"
 #include "bits.h"
-#include "threads.h"
 
 // ---- levels
 
@@ -56,13 +59,74 @@ PUBLIC const char *adaloss_level_name(const struct level *level) { return level-
 // SOURCES is the digest of the compiled sources, see __init__.py.
 PUBLIC const char *adaloss_sources(void) { return SOURCES; }
 
-// ---- results of the parts of an array, put together in the order of the parts
+// ---- threads: each part of a large array is processed by one of them. They live as long as one call: there is no pool
+// that a fork would leave without its threads, and nothing to shut down. Starting one takes about 20 µs, so each must
+// have more to do than that.
 
-static struct statistics statistics_of_parts(const struct tally *tallies, int parts) {
+enum { LEAST_FOR_PARTS = 1 << 18, LEAST_PER_THREAD = 1 << 20, MOST_PARTS = 64 };  // the first two: elements
+
+struct work {  // on one array
+    const struct level *level;
+    const void *task;
+    int64_t size;
+    void (*do_part)(struct work *work, int part, int64_t start, int64_t stop);
+    int parts, next;   // the number of parts does not depend on that of threads
+    struct grid grid;  // for rounding
+    // Results of the parts.
+    uint32_t largest[MOST_PARTS];
+    struct tally tallies[MOST_PARTS];
+};
+
+// How many of `threads` threads are worth their start for an array of this size.
+PUBLIC int adaloss_useful_threads(int64_t size, int threads) {
+    int64_t most = size / LEAST_PER_THREAD < MOST_PARTS ? size / LEAST_PER_THREAD : MOST_PARTS;
+    if (most > threads) most = threads;
+    return most > 1 ? (int)most : 1;
+}
+
+static void *take_parts(void *of_work) {
+    struct work *work = of_work;
+    int64_t blocks = (work->size + BLOCK - 1) / BLOCK;
+    int part;
+    while ((part = __atomic_fetch_add(&work->next, 1, __ATOMIC_RELAXED)) < work->parts) {
+        int64_t start = blocks * part / work->parts * BLOCK, stop = blocks * (part + 1) / work->parts * BLOCK;
+        work->do_part(work, part, start, stop < work->size ? stop : work->size);
+    }
+    return NULL;
+}
+
+// Call `do_part` for each part, in no order, by up to `threads` threads; return when all are done.
+static void do_parts(
+    struct work *work, int64_t size, int threads, void (*do_part)(struct work *, int, int64_t, int64_t)) {
+    work->size = size;
+    work->do_part = do_part;
+    work->parts = size < LEAST_FOR_PARTS ? 1 : MOST_PARTS;
+    work->next = 0;
+    int wanted = adaloss_useful_threads(size, threads), started = 0;
+    pthread_t helpers[MOST_PARTS];
+    if (wanted > 1) {
+        sigset_t every, before;
+        sigfillset(&every);
+        pthread_sigmask(SIG_SETMASK, &every, &before);  // signals are for the caller's threads
+        while (started < wanted - 1 && pthread_create(&helpers[started], NULL, take_parts, work) == 0) started++;
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+    }
+    take_parts(work);  // all that no helper takes, if none could be started
+    while (started > 0) pthread_join(helpers[--started], NULL);
+}
+
+// ---- statistics
+
+static void measure_part(struct work *work, int part, int64_t start, int64_t stop) {
+    work->tallies[part] = work->level->measure(work->task, start, stop);
+}
+
+// Statistics of an array from those of its parts, added in their order.
+static struct statistics statistics_of(const struct work *work) {
     struct statistics all = {0};
     uint32_t largest = 0, below_smallest = UINT32_MAX;
-    for (int part = 0; part < parts; part++) {
-        const struct tally *tally = &tallies[part];
+    for (int part = 0; part < work->parts; part++) {
+        const struct tally *tally = &work->tallies[part];
         all.sum += tally->sum;
         all.sum_of_squares += tally->sum_of_squares;
         all.zeros += tally->zeros;
@@ -77,22 +141,6 @@ static struct statistics statistics_of_parts(const struct tally *tallies, int pa
     return all;
 }
 
-struct work {  // on one array, in parts
-    const struct level *level;
-    const void *task;
-    struct grid grid;  // for rounding
-    // Results of the parts.
-    uint32_t largest[MOST_PARTS];
-    struct tally tallies[MOST_PARTS];
-};
-
-// ---- statistics
-
-static void measure_part(void *context, int part, int64_t start, int64_t stop) {
-    struct work *work = context;
-    work->tallies[part] = work->level->measure(work->task, start, stop);
-}
-
 PUBLIC void adaloss_statistics(
     const struct level *level, int threads, const struct statistics_task *tasks, int64_t count,
     struct statistics *results) {
@@ -100,15 +148,14 @@ PUBLIC void adaloss_statistics(
     work.level = level;
     for (int64_t i = 0; i < count; i++) {
         work.task = &tasks[i];
-        adaloss_in_parts(tasks[i].size, threads, measure_part, &work);
-        results[i] = statistics_of_parts(work.tallies, adaloss_parts(tasks[i].size));
+        do_parts(&work, tasks[i].size, threads, measure_part);
+        results[i] = statistics_of(&work);
     }
 }
 
 // ---- scaling
 
-static void scale_part(void *context, int part, int64_t start, int64_t stop) {
-    struct work *work = context;
+static void scale_part(struct work *work, int part, int64_t start, int64_t stop) {
     work->largest[part] = work->level->scale(work->task, start, stop);
 }
 
@@ -119,28 +166,27 @@ PUBLIC void adaloss_scale(
     work.level = level;
     for (int64_t i = 0; i < count; i++) {
         work.task = &tasks[i];
-        adaloss_in_parts(tasks[i].size, threads, scale_part, &work);
-        uint32_t largest = largest_of(work.largest, adaloss_parts(tasks[i].size));
+        do_parts(&work, tasks[i].size, threads, scale_part);
+        uint32_t largest = largest_of(work.largest, work.parts);
         results[i] = (double)as_float(smaller(largest, INFINITE));
     }
 }
 
 // ---- rounding
 
-static void largest_of_part(void *context, int part, int64_t start, int64_t stop) {
-    struct work *work = context;
+static void largest_of_part(struct work *work, int part, int64_t start, int64_t stop) {
     const struct rounding_task *task = work->task;
     work->largest[part] = work->level->largest_finite(task->source, start, stop);
 }
 
-static void round_part(void *context, int part, int64_t start, int64_t stop) {
-    struct work *work = context;
+static void round_part(struct work *work, int part, int64_t start, int64_t stop) {
     work->tallies[part] = work->level->round(work->task, &work->grid, start, stop);
 }
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// The power of two of `Format.fitted_to` in ../../core/formats.py, as its exponent.
+// Exponent of the smallest power of two that, multiplied with the format's numbers, lets them reach a magnitude, as far
+// as float32 holds the products.
 static int64_t power_to_fit(uint32_t largest, const struct grid *grid) {
     if (largest == 0) return 0;
     int64_t normal_exponent = grid->smallest_normal >> EXPONENT_SHIFT;
@@ -170,16 +216,15 @@ PUBLIC void adaloss_round(
     grid->dropped = (uint32_t)(EXPONENT_SHIFT - task->mantissa_bits);
     grid->largest = as_bits((float)task->largest);
     grid->overflow = grid->infinity = as_bits((float)task->beyond_largest);
-    int parts = adaloss_parts(task->size);
     if (task->fitted) {
-        adaloss_in_parts(task->size, threads, largest_of_part, &work);
-        fit(grid, largest_of(work.largest, parts));
+        do_parts(&work, task->size, threads, largest_of_part);
+        fit(grid, largest_of(work.largest, work.parts));
     }
     // A tie goes to the even neighbour: to `largest` itself if its last bit is 0, else beyond it.
     uint32_t odd = grid->largest >> grid->dropped & 1;
     grid->largest_kept = grid->largest + (1u << (grid->dropped - 1)) - odd;
-    adaloss_in_parts(task->size, threads, round_part, &work);
-    *result = statistics_of_parts(work.tallies, parts);
+    do_parts(&work, task->size, threads, round_part);
+    *result = statistics_of(&work);
 }
 
 // ---- addresses of nnabla arrays: ../addresses.py looks the method up, and decides when it may be called
