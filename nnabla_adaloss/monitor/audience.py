@@ -24,16 +24,15 @@ class Audience:
             kind: [] for kind in METHODS
         }
         self._failed: Set[int] = set()
-        self.training_began = False  # True once that was told
+        self.training_began = False  # set by those that send `TrainingBegan`
         for monitor in monitors:
             every = positive_integer(f"every of {type(monitor).__name__}", getattr(monitor, "every", 1))
-            candidates = {kind: getattr(monitor, name, None) for kind, name in METHODS.items()}
             methods = {
                 kind: method
-                for kind, method in candidates.items()
-                # Methods that the base class has do nothing.
-                if callable(method)
-                and getattr(method, "__func__", None) is not getattr(Monitor, METHODS[kind])
+                for kind, name in METHODS.items()
+                if callable(method := getattr(monitor, name, None))
+                # Methods of the base class do nothing.
+                and getattr(method, "__func__", None) is not getattr(Monitor, name)
             }
             if not methods:
                 instead = f"it must have a method of {', '.join(METHODS.values())}"
@@ -66,10 +65,8 @@ class Audience:
                 # A monitor must not stop a training that has run for days.
                 if id(monitor) not in self._failed:
                     self._failed.add(id(monitor))
-                    message = (
-                        f"monitor {type(monitor).__name__} raised an exception for {type(event).__name__} "
-                        f"in iteration {event.iteration}"
-                    )
+                    where = f"{type(event).__name__} in iteration {event.iteration}"
+                    message = f"monitor {type(monitor).__name__} raised an exception for {where}"
                     # Not repr(error), which may raise, too; the log may raise as well.
                     text = traceback.format_exception_only(type(error), error)[-1].strip()
                     warn(f"{message}: {text}; training goes on")

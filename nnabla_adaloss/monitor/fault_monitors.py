@@ -18,7 +18,8 @@ from .events import BatchRepeated, BatchThrownAway, LayerScaled, Monitor, ScaleC
 
 logger = logging.getLogger("nnabla_adaloss")
 
-_LONGEST = 50  # characters of a layer's name: up to four bytes each, and a file name has at most 255
+# Characters of a layer's name, its last, in a file name: each takes up to four bytes of the 255 there.
+_KEPT = 50
 
 
 class LogMonitor(Monitor):
@@ -50,7 +51,7 @@ class LogMonitor(Monitor):
         self._records: List[LayerRecord] = []  # of the iteration that is not logged yet
 
     def on_layer_scaled(self, event: LayerScaled) -> None:
-        """Log a layer, or keep it for the line of its iteration."""
+        """Log the previous iteration when a new one begins, and the layer itself at level 2."""
         record, before = event.record, self._records
         if before and before[0].iteration != record.iteration:
             alphas, scales = [one.alpha for one in before], [one.accumulated_scale for one in before]
@@ -122,7 +123,7 @@ class NanDump(Monitor):
             return
         self._last = attempt
         os.makedirs(self._folder, exist_ok=True)
-        layer = re.sub(r"[^\w#.-]+", "_", record.layer)[-_LONGEST:]
+        layer = re.sub(r"[^\w#.-]+", "_", record.layer)[-_KEPT:]
         name = os.path.join(self._folder, f"{record.iteration:08d}-{record.attempt}-{layer}.npz")
         fields: Any = {name: getattr(record, name) for name in ("layer", "iteration", "attempt", "alpha")}
         archive = io.BytesIO()

@@ -19,8 +19,9 @@ from ..state.whole_file import PathLike, special_kind
 from . import events
 from .rows import LayerRow
 
-# Names of the kinds of rows in a file; other events go by the name of their class.
-_WORDS: Dict[Type[Any], str] = {
+# Names of the kinds of rows in a file.
+_NAMES: Dict[Type[Any], str] = {
+    **{kind: kind.__name__ for kind in events.RECORDED},
     LayerRow: "layer",
     events.TrainingBegan: "began",
     events.Overflowed: "overflow",
@@ -29,7 +30,6 @@ _WORDS: Dict[Type[Any], str] = {
     events.ScaleChanged: "scale",
     events.UpdateEnded: "update",
 }
-_NAMES: Dict[Type[Any], str] = {**{kind: kind.__name__ for kind in events.RECORDED}, **_WORDS}
 _KINDS = {name: kind for kind, name in _NAMES.items()}
 
 
@@ -63,10 +63,10 @@ def _check(name: str, hint: Any) -> Callable[[Any], bool]:
 _HINTS = {kind: get_type_hints(kind) for kind in _NAMES}
 _CHECKS = {kind: {name: _check(name, hint) for name, hint in hints.items()} for kind, hints in _HINTS.items()}
 
-_VERSION = 2
+_VERSION = 2  # version 1 had no rows of `TrainingBegan`
 _SIGNATURE = b'{"kind":"nnabla_adaloss recording","version":'
 _HEADER = b"%s%d}\n" % (_SIGNATURE, _VERSION)
-_LONGEST = 2**20  # bytes of a line
+_CHUNK = 2**20  # bytes that are read at once
 
 
 class AppendedFile(FileIO):
@@ -125,13 +125,17 @@ class RowFile(AppendedFile):
 def _end_of_whole_lines(name: str) -> int:
     """Length of a file up to its last whole line; ValueError if it is not a recording."""
     with open(name, "rb") as file:
-        first = file.readline(_LONGEST)
+        first = file.readline(_CHUNK)
         if not _HEADER.startswith(first):  # a crash may have cut off the header
             _check_header(name, first)
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - _LONGEST))
-        last = file.read()
-        return size - len(last) + last.rfind(b"\n") + 1
+        end = file.seek(0, os.SEEK_END)
+        while end:
+            start = file.seek(max(0, end - _CHUNK))
+            whole = file.read(end - start).rfind(b"\n") + 1
+            if whole:
+                return start + whole
+            end = start
+        return 0
 
 
 def read_rows(path: PathLike) -> List[events.Event]:
@@ -140,7 +144,7 @@ def read_rows(path: PathLike) -> List[events.Event]:
     rows: List[events.Event] = []
     began_anew = False
     with open(name, "rb") as file:
-        _check_header(name, file.readline(_LONGEST))
+        _check_header(name, file.readline(_CHUNK))
         for number, line in enumerate(file, start=2):
             if not line.endswith(b"\n"):
                 break

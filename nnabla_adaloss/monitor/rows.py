@@ -80,10 +80,8 @@ class LayerRow(NamedTuple):
         return self.overflowed / self.elements
 
 
-_OF_LAYER = (
-    *("alpha", "scale", "underflow", "overflow", "nonfinite", "headroom"),
-    *("weight_max", "weight_subnormal", "input_max", "input_subnormal"),
-)
+_OF_LAYER = ["alpha", "scale", "underflow", "overflow", "nonfinite", "headroom"]
+_OF_LAYER += ["weight_max", "weight_subnormal", "input_max", "input_subnormal"]
 # Fields of a row that TensorBoard and `to_monitor_series` draw over iterations, by the name of the curve.
 _CURVES: Dict[Type[Any], Dict[str, str]] = {
     LayerRow: dict(zip(_OF_LAYER, _OF_LAYER)),

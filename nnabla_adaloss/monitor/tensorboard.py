@@ -42,44 +42,41 @@ class TensorBoardFile:
     def append_row(self, row: Event) -> None:
         """Write a row, at the latest with the next iteration."""
         over = row.iteration != self._iteration or isinstance(row, UpdateEnded)
-        records = self._layers() if over else []
+        records = self._of_layers() if over else []
         self._iteration = row.iteration
         if isinstance(row, LayerRow):
             self._last_passes[row.layer] = row
         else:
-            records += self._points(row)
-        if isinstance(row, TrainingBegan):
-            lines = [f"{name} = {value}" for name, value in {"date": row.date, **row.settings}.items()]
-            records.append(self._of(row, self._summary.text("settings", "  \n".join(lines))))
-        if isinstance(row, Overflowed):
-            first = row.layers[0] if row.layers else "unknown"
-            text = f"{row.cause}, first bad layer {first}, loss scale {row.scale:g}"
-            records.append(self._of(row, self._summary.text("overflows", text)))
+            records += self._records(row)
         self._file.append(b"".join(records))
 
     def close(self) -> None:
         """Write the remaining rows and close the file; may be called twice."""
         try:
             if self._last_passes:
-                self._file.append(b"".join(self._layers()))
+                self._file.append(b"".join(self._of_layers()))
         finally:
             self._file.close()
 
-    def _layers(self) -> List[bytes]:
+    def _of_layers(self) -> List[bytes]:
         """Records of the layers of the iteration that has ended."""
         rows, self._last_passes = self._last_passes.values(), {}
-        return [record for row in rows for record in self._points(row)]
+        return [record for row in rows for record in self._records(row)]
 
-    def _points(self, row: Event) -> List[bytes]:
-        points = points_of(row).items()
-        records = [self._of(row, self._summary.scalar(*point)) for point in points if math.isfinite(point[1])]
+    def _records(self, row: Event) -> List[bytes]:
+        """Records of a row: its points on curves, which must be finite, its histogram, and texts."""
+        write, points = self._summary, points_of(row).items()
+        values = [write.scalar(name, value) for name, value in points if math.isfinite(value)]
         if isinstance(row, LayerRow) and row.exponents:
-            histogram = _histogram(row.exponents)
-            records.append(self._of(row, self._summary.histogram_raw(f"{row.layer}/exponents", **histogram)))
-        return records
-
-    def _of(self, row: Event, summary: Any) -> bytes:
-        return self._record(summary=summary, step=row.iteration)
+            values.append(write.histogram_raw(f"{row.layer}/exponents", **_histogram(row.exponents)))
+        if isinstance(row, TrainingBegan):
+            lines = [f"{name} = {value}" for name, value in {"date": row.date, **row.settings}.items()]
+            values.append(write.text("settings", "  \n".join(lines)))
+        if isinstance(row, Overflowed):
+            first = row.layers[0] if row.layers else "unknown"
+            text = f"{row.cause}, first bad layer {first}, loss scale {row.scale:g}"
+            values.append(write.text("overflows", text))
+        return [self._record(summary=value, step=row.iteration) for value in values]
 
     def _record(self, **fields: Any) -> bytes:
         """Serialize an event for an event file: length, checksum of the length, event, its checksum."""

@@ -16,18 +16,14 @@ from ..core.power_of_two import scale_text
 from ..monitor.recording import Recording
 from ..monitor.rows import LayerRow
 
-_MOST_COLUMNS = 240
-
 Points = Sequence[Tuple[int, float]]
 """Pairs of an iteration and a value."""
 Lines = Mapping[str, Points]
 """Lines of a picture, by name."""
 
-# Columns of a table that a phone shows side by side.
-_FIT_A_PHONE = 2
-
-# Places of a picture that show their values under the mouse.
-_MOST_TIPS = 48
+_MOST_COLUMNS = 240  # of a picture
+_MOST_TIPS = 48  # places of a picture that show their values under the mouse
+_FIT_A_PHONE = 2  # columns of a table that a phone shows side by side
 
 # Shapes distinguish the kinds of marks without colour.
 _SHAPES = {
@@ -35,7 +31,6 @@ _SHAPES = {
     "ring": "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0",
     "cross": "M-5-5L5 5M-5 5L5-5",
 }
-
 
 # Viridis at 17 places (S. van der Walt and N. Smith, CC0): its lightness rises evenly, also for colour-blind
 # readers and in grey print.

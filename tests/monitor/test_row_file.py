@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nnabla_adaloss import LayerRow, ScaleChanged
+from nnabla_adaloss import LayerRow, Overflowed, ScaleChanged
 from nnabla_adaloss.monitor import row_file
 from nnabla_adaloss.monitor.events import RECORDED, Event
 from nnabla_adaloss.monitor.row_file import RowFile, read_rows, write_rows
@@ -87,6 +87,15 @@ def test_a_file_that_ends_anywhere_is_read_up_to_the_last_whole_line(
     # Whoever goes on takes away what was cut off.
     write(path, [scale(9)])
     assert read_rows(path) == [*written[: max(whole - 1, 0)], scale(9)]
+
+
+def test_a_truncated_line_of_any_length_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    long = Overflowed(2, 0, "overflow", ("layer",) * 2**18, "", 8.0)
+    write(path, [scale(1), long])
+    os.truncate(path, path.stat().st_size - 1)
+    write(path, [scale(2)])
+    assert read_rows(path) == [scale(1), scale(2)]
 
 
 def test_rows_repeated_after_a_crash_appear_once(tmp_path: Path) -> None:
