@@ -37,7 +37,7 @@ All functions here are pure.
 from __future__ import annotations
 
 import math
-from typing import AbstractSet, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import AbstractSet, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from .components import Components, Edge, MergedComponents
 from .layer_alpha import AlphaBounds
@@ -100,36 +100,37 @@ class ScaleLimits(NamedTuple):
         """
         scale = unweighted / (self.loss_weights[index] or 1.0)
         if index in self.underflowed:
-            # The function before it ran at the lower of both scales, where it underflowed: `span` times that
-            # takes u_min to the margin below u_max.
+            # The function that computed it ran at the lower of both scales, with all gradients below u_min.
+            # A scale `span` times as high brings a gradient of u_min to u_max / margin.
             scale = max(scale, min(scale, predecessor_scale) * span)
         return within_float32(scale)
 
-    def merged(self, of: Sequence[int], count: int) -> ScaleLimits:
-        """Limits of `count` merged components: the strictest of their parts, and the largest amax and loss
-        weight; `of`: the merged component of each part.
+    def merged(self, of: Sequence[int]) -> ScaleLimits:
+        """Limits of merged components: the strictest of their parts, and the largest amax and loss weight;
+        `of`: the merged component of each part.
         """
-        parts: List[List[int]] = [[] for _ in range(count)]
-        for part, index in enumerate(of):
-            parts[index].append(part)
 
-        def of_parts(value_of: Callable[[int], Optional[float]]) -> List[List[float]]:
-            # Values of the parts of each merged component, of those that have one.
-            return [[value for value in map(value_of, indices) if value is not None] for indices in parts]
+        def of_parts(
+            pick: Callable[[float, float], float], values: Iterable[Tuple[int, Optional[float]]]
+        ) -> Dict[int, float]:
+            # From the values of the parts of each merged component, where any has one.
+            picked: Dict[int, float] = {}
+            for part, value in values:
+                if value is not None:
+                    picked[of[part]] = pick(value, picked.get(of[part], value))
+            return picked
 
-        weights = [max(values) for values in of_parts(self.loss_weights.__getitem__)]
+        limits, weights = of_parts(min, enumerate(self.limits)), of_parts(max, enumerate(self.loss_weights))
         # Parts compare by their gradients, not by unit amaxes, as their loss weights differ.
         amaxes = [None if a is None else a * w for a, w in zip(self.unit_amaxes, self.loss_weights)]
-        largest = [max(values, default=None) for values in of_parts(amaxes.__getitem__)]
-        return ScaleLimits(
-            limits=[min(values, default=None) for values in of_parts(self.limits.__getitem__)],
-            provisional={i: min(limits) for i, limits in enumerate(of_parts(self.provisional.get)) if limits},
-            loss_weights=tuple(weights),
-            unit_amaxes=[None if a is None else a / (w or 1.0) for a, w in zip(largest, weights)],
+        largest, indices = of_parts(max, enumerate(amaxes)), range(len(weights))
+        return self._replace(
+            limits=[limits.get(i) for i in indices],
+            provisional=of_parts(min, self.provisional.items()),
+            loss_weights=tuple([weights[i] for i in indices]),
+            unit_amaxes=[largest[i] / (weights[i] or 1.0) if i in largest else None for i in indices],
             underflowed={of[part] for part in self.underflowed},
-            equalize=self.equalize,
-            bounds=self.bounds,
-            floors={i: max(floors) for i, floors in enumerate(of_parts(self.floors.get)) if floors},
+            floors=of_parts(max, self.floors.items()),
         )
 
     def of_root(self, start_scale: float, span: float) -> float:
@@ -144,7 +145,9 @@ class Start(NamedTuple):
     """Scales from which a choice starts."""
 
     root_scale: float  # of the loss gradient
-    start_scale: float  # S0 of a loss of normal size: the reference of `accum_upper_bound`
+    # The given S0, or the scale before any measurement: unmeasured components and `accum_upper_bound` count
+    # from it, as `root_scale` may compensate a small loss.
+    start_scale: float
     span: float  # u_max / (margin * u_min): ratio of the largest to the smallest magnitude to keep
     power_of_two: bool = True  # True if every other scale is the root's times a power of two
 
@@ -230,7 +233,7 @@ def choose_merged(
     """Choose scales that are equal for components that only hooks could split; None if a leaf would
     underflow: where its largest contributions are, the scale is more than `spread` below its limit.
     """
-    choice = choice_of(merged.components, limits.merged(merged.of, len(merged.components.names)))
+    choice = choice_of(merged.components, limits.merged(merged.of))
     # From merged components to their parts.
     choice = choice._replace(scales=[choice.scales[index] for index in merged.of])
     limit_of = {i: limit for i, limit in enumerate(limits.limits) if limit is not None}
@@ -249,7 +252,7 @@ def choose_merged(
     return choice
 
 
-def _in_order(components: Components, loss_weights: Sequence[float]) -> Iterator[Edge]:
+def _in_order(components: Components, loss_weights: Sequence[float]) -> Iterable[Edge]:
     """Yield the edges between active components, each after one that reaches its predecessor."""
     # Backward order would do if all were active. The first edge to a trunk of several heads may come from an
     # inactive head: then edges from the trunk wait for one from another head, or are left out without one.
@@ -301,13 +304,11 @@ def _set_inactive(
     edges = [edge for edge in reversed(components.edges) if not loss_weights[edge.predecessor]]
     for edge in edges:
         scales[edge.predecessor] = 0.0
-    # Scales only increase, to present values, so the loop terminates.
-    risen = True
-    while risen:
-        risen = False
+    before: List[float] = []
+    while scales != before:  # they only increase, to present values, so the loop terminates
+        before = [*scales]
         for edge in edges:
-            if scales[edge.successor] > scales[edge.predecessor]:
-                scales[edge.predecessor], risen = scales[edge.successor], True
+            scales[edge.predecessor] = max(scales[edge.predecessor], scales[edge.successor])
     for edge in edges:
         scales[edge.predecessor] = scales[edge.predecessor] or root_scale
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from types import MappingProxyType
 from typing import AbstractSet, Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
@@ -73,7 +74,13 @@ class Components(NamedTuple):
 
     def with_descendants(self, indices: AbstractSet[int]) -> AbstractSet[int]:
         """Components with these indices, and all that edges lead to from them."""
-        return _reachable(self.edges, indices)
+        reached, count = {*indices}, 0
+        while count < len(reached):  # again for cycles, as edges are in backward order
+            count = len(reached)
+            for edge in self.edges:
+                if edge.predecessor in reached:
+                    reached.add(edge.successor)
+        return reached
 
     @property
     def computed(self) -> List[int]:
@@ -99,22 +106,19 @@ def components_of(
     """Find the components of a graph's gradients; `sizes`, by position: 1 for scalars; `by_layer`: False if
     layers do not scale, and so connect their inputs as other functions do.
     """
-    # Union-find tree of positions.
-    parents: Dict[int, int] = {}
+    groups: List[Sequence[int]] = []  # of positions with a common scale
     for node in nodes:
         layer_inputs = node.layer_inputs if by_layer else ()
         scaled = {one.input for one in layer_inputs}
         passed_on = [position for position in node.inputs if position not in scaled]
         if node.separates:
-            _connect(parents, node.outputs)
-            # At one scale, to which the output is brought, so that none of them has to be multiplied.
-            _connect(parents, passed_on)
+            # Inputs at one scale, to which the output is brought, so that none of them has to be multiplied.
+            groups += [node.outputs, passed_on]
         else:
-            _connect(parents, [*node.outputs, *passed_on])
+            groups.append([*node.outputs, *passed_on])
         # A scaled input belongs to a component also if it is a leaf; other leaves belong to none.
-        for layer_input in layer_inputs:
-            _connect(parents, [layer_input.input])
-    return _numbered(nodes, sizes, one_gradient, {position: _root(parents, position) for position in parents})
+        groups += [[one.input] for one in layer_inputs]
+    return _numbered(nodes, sizes, one_gradient, _united(groups))
 
 
 def merge_components(
@@ -125,47 +129,35 @@ def merge_components(
     one_gradient: Mapping[int, int] = MappingProxyType({}),
 ) -> MergedComponents:
     """Merge components that only hooks could split; `swappable` weights can be swapped for a whole pass."""
-    # Union-find tree of components.
-    parents = {index: index for index in range(len(components.names))}
-    for positions in _share_without_hooks(nodes, one_gradient, swappable):
-        _connect(parents, [components.of[position] for position in positions])
-    roots = [_root(parents, index) for index in parents]
-    if len({*roots}) == len(roots):
+    groups: List[Sequence[int]] = [[index] for index in range(len(components.names))]
+    outputs: Dict[int, List[int]] = defaultdict(list)  # by weight, of all layers that read it
+    inputs: Dict[int, List[int]] = defaultdict(list)  # by weight, those that these layers scale
+    contributions: Dict[int, List[int]] = defaultdict(list)  # by leaf
+    for node in nodes:
+        output = components.of[node.outputs[0]]
+        for one in node.layer_inputs:
+            outputs[one.weight].append(output)
+            inputs[one.weight].append(components.of[one.input])
+            # Where no copy can replace the weight, alpha is 1.
+            if one.weight not in swappable:
+                groups.append([output, components.of[one.input]])
+        # The few contributions of functions that separate components are unscaled one by one.
+        for leaf in () if node.separates else node.leaves:
+            contribution = component_of_contribution(node, leaf, components.of)
+            contributions[one_gradient.get(leaf, leaf)].append(contribution)
+    # All layers that read a weight use one copy of it, so one alpha = S(input) / S(output): equal in each
+    # schedule if their outputs share a scale, and their inputs another. Contributions to a leaf, the weight
+    # included, are summed before they are unscaled, so they need one scale, too.
+    roots = _united([*groups, *outputs.values(), *inputs.values(), *contributions.values()])
+    if len({*roots.values()}) == len(roots):
         return MergedComponents(components, range(len(roots)))
     root_of = {position: roots[index] for position, index in components.of.items()}
     merged = _numbered(nodes, sizes, one_gradient, root_of)
     number_of = {index: merged.of[position] for position, index in components.of.items()}
-    of = [number_of[index] for index in parents]
+    of = [number_of[index] for index in roots]
     # A given S0 limits merged components only if no layer leads to any of their parts.
     after_layers = {number for index, number in enumerate(of) if index not in components.at_loss}
     return MergedComponents(merged._replace(at_loss=frozenset(of) - after_layers), of)
-
-
-def _share_without_hooks(
-    nodes: Sequence[NodeStructure], one_gradient: Mapping[int, int], swappable: AbstractSet[int]
-) -> List[List[int]]:
-    """Groups of positions whose gradients have a common scale in a pass without hooks."""
-    groups: List[List[int]] = []
-    outputs: Dict[int, List[int]] = {}  # by weight, of all layers that read it
-    inputs: Dict[int, List[int]] = {}  # by weight, those that these layers scale
-    contributions: Dict[int, List[int]] = {}  # by leaf, the positions whose scales its contributions carry
-    for node in nodes:
-        output = node.outputs[0]
-        for layer_input in node.layer_inputs:
-            # Where no copy can replace the weight, alpha is 1.
-            if layer_input.weight not in swappable:
-                groups.append([output, layer_input.input])
-            outputs.setdefault(layer_input.weight, []).append(output)
-            inputs.setdefault(layer_input.weight, []).append(layer_input.input)
-        scaled = {one.input for one in node.layer_inputs}
-        # The few contributions of functions that separate components are unscaled one by one.
-        for leaf in () if node.separates else node.leaves:
-            carries = leaf if leaf in scaled else output
-            contributions.setdefault(one_gradient.get(leaf, leaf), []).append(carries)
-    # All layers that read a weight use one copy of it, so one alpha = S(input) / S(output): equal in each
-    # schedule if their outputs share a scale, and their inputs another. Contributions to a leaf, the weight
-    # included, are summed before they are unscaled, so they need one scale, too.
-    return [*groups, *outputs.values(), *inputs.values(), *contributions.values()]
 
 
 def _numbered(
@@ -176,32 +168,31 @@ def _numbered(
 ) -> Components:
     """Components of positions with equal `root_of`, numbered in backward order, with edges between them."""
     named = [(node.outputs[0], node.label) for node in nodes]
-    if len({root_of[position] for position, _ in named}) < len({*root_of.values()}):
-        # Components of inputs only: scaled leaves, and outputs of functions that backward does not visit, as
-        # with nn.grad.
-        for node in nodes:
-            named += [(one.input, f"{one.layer}:input") for one in node.layer_inputs if one.input in root_of]
-            named += [(position, f"{node.label}:input") for position in node.inputs]
+    # Components of inputs only: scaled leaves, and outputs of functions that backward does not visit, as with
+    # nn.grad.
+    for node in nodes:
+        named += [(one.input, f"{one.layer}:input") for one in node.layer_inputs if one.input in root_of]
+        named += [(position, f"{node.label}:input") for position in node.inputs]
     names: Dict[int, str] = {}  # by root
     for position, name in named:
         names.setdefault(root_of[position], name)
     numbers = {root: number for number, root in enumerate(names)}
     of = {position: numbers[root] for position, root in root_of.items()}
-    indices = frozenset(range(len(names)))
-    edges = [edge for node in nodes if node.layer_inputs or node.separates for edge in _edges(node, of)]
-    leaves: Dict[int, List[int]] = {}
+    leaves: Dict[int, List[int]] = defaultdict(list)
     for node in nodes:
         for leaf in node.leaves:
-            contribution = component_of_contribution(node, leaf, of)
-            leaves.setdefault(one_gradient.get(leaf, leaf), []).append(contribution)
-    return Components(
+            leaves[one_gradient.get(leaf, leaf)].append(component_of_contribution(node, leaf, of))
+    indices = frozenset(range(len(names)))
+    components = Components(
         of=of,
         names=[*names.values()],
         scalar_components=indices - {index for position, index in of.items() if sizes[position] != 1},
         leaves={leaf: frozenset(contributions) for leaf, contributions in leaves.items()},
-        edges=edges,
-        at_loss=indices - _reachable(edges, {edge.successor for edge in edges if edge.layer is not None}),
+        edges=[edge for node in nodes if node.layer_inputs or node.separates for edge in _edges(node, of)],
+        at_loss=frozenset(),
     )
+    after_layers = {edge.successor for edge in components.edges if edge.layer is not None}
+    return components._replace(at_loss=indices - components.with_descendants(after_layers))
 
 
 def _edges(node: NodeStructure, component_of: Mapping[int, int]) -> List[Edge]:
@@ -223,28 +214,17 @@ def component_of_contribution(node: NodeStructure, leaf: int, component_of: Mapp
     return component_of[leaf if scaled else node.outputs[0]]
 
 
-def _reachable(edges: Sequence[Edge], start: AbstractSet[int]) -> AbstractSet[int]:
-    """Components `start` and all that edges lead to from them."""
-    successors: Dict[int, List[int]] = {}
-    for edge in edges:
-        successors.setdefault(edge.predecessor, []).append(edge.successor)
-    reachable, waiting = {*start}, [*start]
-    while waiting:
-        new = {*successors.get(waiting.pop(), ())} - reachable
-        reachable |= new
-        waiting += new
-    return reachable
+def _united(groups: Sequence[Sequence[int]]) -> Dict[int, int]:
+    """Unite groups that have a member in common; the same member stands for all of a union."""
+    parents: Dict[int, int] = {}  # union-find tree
 
+    def root(key: int) -> int:
+        while parents[key] != key:
+            parents[key] = key = parents[parents[key]]  # shortens the path for later searches
+        return key
 
-def _root(parents: Dict[int, int], key: int) -> int:
-    """Find the root of `key` in a union-find tree, with path compression."""
-    while parents[key] != key:
-        parents[key] = key = parents[parents[key]]
-    return key
-
-
-def _connect(parents: Dict[int, int], keys: Sequence[int]) -> None:
-    """Make the union of the sets of all `keys` in a union-find tree; keys that are new are added."""
-    roots = [_root(parents, parents.setdefault(key, key)) for key in keys]
-    for root in roots:
-        parents[root] = roots[0]
+    for group in groups:
+        roots = [root(parents.setdefault(key, key)) for key in group]
+        for one in roots:
+            parents[one] = roots[0]
+    return {key: root(key) for key in parents}

@@ -59,11 +59,10 @@ class Memory(NamedTuple):
         partial = _larger(self.partial, unit_amaxes)
         if not completes_entry:
             return memory._replace(partial=partial)
-        windows, length = self.windows, self.policy.window
-        pushed = {
-            name: windows.get(name, _EMPTY).push(unit_amax, length) for name, unit_amax in partial.items()
-        }
-        return memory._replace(windows={**windows, **pushed}, partial=_NONE)
+        windows = {**self.windows}
+        for name, unit_amax in partial.items():
+            windows[name] = windows.get(name, _EMPTY).push(unit_amax, self.policy.window)
+        return memory._replace(windows=windows, partial=_NONE)
 
     def _after_losses(self, unit_amaxes: _Amaxes, lost: _Amaxes, iteration: int) -> Memory:
         """Remember amaxes of `lost` batches for _REMEMBERED iterations, and for as many more if one of

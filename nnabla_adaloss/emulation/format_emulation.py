@@ -147,11 +147,11 @@ class FormatEmulation:
         if not self._plan.graph.is_current:
             self._plan = self._make_plan()
         self._round_weights()
+        # Data may have been written into the same arrays since the last forward.
         self._rounded_leaves.clear()
-        guard = HookGuard()
-        reads = self._swap_operands if self._plan.reads else None
-        pre = guard.chain(function_pre_hook, reads)
-        post = guard.chain(self._round_outputs, function_post_hook)
+        guard, reads = HookGuard(), self._plan.reads
+        pre = guard.chain(function_pre_hook, self._swap_operands if reads else None)
+        post = guard.chain(self._put_back if reads else None, self._round_outputs, function_post_hook)
         self._run(
             guard,
             lambda: self._loss.forward(
@@ -197,12 +197,12 @@ class FormatEmulation:
         if self.emulated_storage.weights.keys() != {key for key, _ in self._plan.leaves}:
             self._round_weights()
         self.emulated_storage.gradients.clear()
-        guard = HookGuard()
-        # Products read a rounded copy of arrays that the engine has swapped, too.
-        swaps = partial(self._swap_operands, backward=True, fitted=round_gradients)
-        reads = swaps if self._plan.backward_reads else None
-        pre = guard.chain(function_pre_hook, reads)
-        post = guard.chain(self._round_gradients if round_gradients else None, function_post_hook)
+        guard, reads = HookGuard(), self._plan.backward_reads
+        # After the user's hook, as products read a rounded copy of arrays that the engine has swapped, too.
+        swap = partial(self._swap_operands, backward=True, fitted=round_gradients)
+        pre = guard.chain(function_pre_hook, swap if reads else None)
+        rounds = self._round_gradients if round_gradients else None
+        post = guard.chain(self._put_back if reads else None, rounds, function_post_hook)
         self._run(
             guard,
             lambda: run_backward(
@@ -254,8 +254,8 @@ class FormatEmulation:
                 self._swapped.append((operand.variable, operand.attribute, source))
                 setattr(operand.variable, operand.attribute, rounded)
 
-    def _put_back(self) -> None:
-        """Restore the replaced arrays, if any."""
+    def _put_back(self, f: Any) -> None:
+        """Restore the arrays that copies replaced while `f` ran."""
         # One call into C without a line of Python: no signal can interrupt it halfway.
         deque(starmap(setattr, self._swapped), 0)
         self._swapped.clear()
@@ -282,15 +282,13 @@ class FormatEmulation:
         return target
 
     def _round_outputs(self, f: Any) -> None:
-        if self._swapped:
-            self._put_back()
+        """Round the outputs of a function after its forward."""
         for key, variable in self._rounding(f).outputs:
             array = variable.data
             self.emulated_storage.round_data(key, array, array)
 
     def _round_gradients(self, f: Any) -> None:
-        if self._swapped:
-            self._put_back()
+        """Round the gradients of a function's inputs after its backward."""
         for key, variable in self._rounding(f).gradients:
             self.emulated_storage.round_gradient(key, variable.grad)
 

@@ -26,14 +26,9 @@ class Draws:
 class NativeStorage:
     """Storage of the context, which rounds and measures nothing; base of the one that rounds."""
 
-    rounds = False
-    """True if arrays are rounded and measured when stored."""
-
-    by_layer: Mapping[str, Precision] = {}
-    """Precision by pattern of layer names; empty: that of the context."""
-
-    narrowest: Optional[Precision] = None
-    """Narrowest precision of any array, if that is not the context's."""
+    rounds = False  # True if arrays are rounded and measured when stored
+    by_layer: Mapping[str, Precision] = {}  # by pattern of layer names; empty: that of the context
+    narrowest: Optional[Precision] = None  # of all arrays; None: that of the context
 
     def __init__(self) -> None:
         # Rounded copies that replace leaves while the graph runs.
@@ -90,16 +85,14 @@ class RoundedStorage(NativeStorage):
         return self.of_variables.get(key, self._default)
 
     def data_format(self, key: int, size: int) -> Format:
-        """Storage format of the data of a variable of `size` elements."""
         return self.precision_of(key).data_format(size)
 
     def gradient_format(self, key: int, size: int) -> Format:
-        """Storage format of the gradient of a variable of `size` elements."""
         return self.precision_of(key).gradient_format(size)
 
     def copy_format(self, key: int, size: int) -> Optional[Format]:
-        """Storage format of the scaled copy of a weight; None where its reader rounds operands."""
         precision = self.precision_of(key)
+        # Layers with `operands_only` round the copy as an operand, when they read it.
         return None if precision.operands_only else precision.data_format(size)
 
     def round_gradient(self, key: int, array: nn.NdArray) -> None:
@@ -146,7 +139,6 @@ class RoundedStorage(NativeStorage):
             )
 
     def store(self, key: int, array: nn.NdArray) -> None:
-        """Round the scaled copy of the weight `key`."""
         stored = self.copy_format(key, array.size)
         if stored is not None:
             self.kernels.round_to_format(array, array, stored)

@@ -892,7 +892,7 @@ def test_the_smallest_gradients_that_share_a_scale_have_the_least_to_spare() -> 
     own = n.known({n.last: 2.0**5, **falling(n, 12, 10, 14, 13)})
     own = own._replace(floors={i: room / 2.0**12 for i, room in enumerate(own.limits) if room is not None})
     merged = n.structure.merged
-    found = own.merged(merged.of, len(merged.components.names)).floors
+    found = own.merged(merged.of).floors
     assert found == {merged.of[n.index(n.last)]: 2.0**-7, merged.of[n.index(n.states[0])]: 2.0**2}
     # What a given S0 decides is not lowered.
     assert own.with_s0(n.components, S0).floors.keys() == own.floors.keys() - n.components.at_loss

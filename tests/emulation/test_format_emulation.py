@@ -300,6 +300,18 @@ def test_gradients_can_stay_in_fp32_behind_stored_weights() -> None:
     np.testing.assert_allclose(y.g, 1e-9 / 12.0, rtol=1e-5)
 
 
+def test_gradients_in_fp32_leave_no_rounded_copy_in_place_of_a_weight() -> None:
+    """Also of one that is rounded for each function by itself, as another reads it in fp32."""
+    w = leaf([[FINE, 1.0], [1.0, FINE]])
+    h = leaf(np.ones((2, 2)))
+    loss = F.mean(F.affine(F.affine(h, w), w) * F.softmax(w))
+    emulation, before = FormatEmulation(loss), arrays_of(loss)
+    emulation.forward()
+    emulation.backward(round_gradients=False)
+    assert arrays_of(loss) == before
+    assert w.d[0, 0] == FINE
+
+
 # ---- interruptions
 
 
