@@ -31,19 +31,15 @@ _LEAST_MEASUREMENTS = 16
 
 def equalized(scales: Sequence[float]) -> List[float]:
     """Equalize successive scales in runs within two bits: each takes the smallest of its run."""
-    result: List[float] = []
-    run_length = 0
-    smallest = largest = 0.0  # of the run; the first scale ends an empty one
+    runs: List[List[float]] = []
+    smallest = largest = 0.0  # of the last run; any scale begins the first one
     for scale in scales:
-        if scale > _APART * smallest or largest > _APART * scale:
-            result += [smallest] * run_length
-            run_length, smallest, largest = 0, scale, scale
-        elif scale < smallest:
-            smallest = scale
-        elif scale > largest:
-            largest = scale
-        run_length += 1
-    return result + [smallest] * run_length
+        smallest, largest = min(smallest, scale), max(largest, scale)
+        if largest > _APART * smallest:
+            runs.append([])
+            smallest = largest = scale
+        runs[-1].append(scale)
+    return [low for run in runs for low in [min(run)] * len(run)]
 
 
 class AmaxWindow(NamedTuple):

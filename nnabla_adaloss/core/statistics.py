@@ -118,21 +118,19 @@ def statistics_of(x: NDArray[Any]) -> ArrayStatistics:
     """Statistics of a NumPy array, accumulated in float64: the reference for compiled kernels."""
     with np.errstate(invalid="ignore"):  # widening some NaNs raises that flag
         values = np.asarray(x, dtype=np.float64).ravel()
-    magnitudes = np.abs(values)
-    finite = np.isfinite(values)
-    nonfinite = values.size - int(np.count_nonzero(finite))
-    if nonfinite:
-        values, magnitudes = values[finite], magnitudes[finite]
+    is_finite = np.isfinite(values)
+    finite = values if is_finite.all() else values[is_finite]
+    magnitudes = np.abs(finite)
     nonzero = magnitudes[magnitudes > 0]
     # Sums of float64 inputs may overflow to infinity, which is a valid result.
     with np.errstate(over="ignore"):
-        total, total_of_squares = float(values.sum()), float(np.dot(values, values))
+        total, total_of_squares = float(finite.sum()), float(np.dot(finite, finite))
     return ArrayStatistics(
-        count=values.size + nonfinite,
+        count=values.size,
         sum=total,
         sum_of_squares=total_of_squares,
         abs_max=float(nonzero.max()) if nonzero.size else 0.0,
         abs_min=float(nonzero.min()) if nonzero.size else 0.0,
-        zeros=values.size - nonzero.size,
-        nonfinite=nonfinite,
+        zeros=finite.size - nonzero.size,
+        nonfinite=values.size - finite.size,
     )

@@ -21,7 +21,9 @@ _Init = TypeVar("_Init", bound=Callable[..., None])
 
 
 def number(name: str, value: object) -> float:
-    """Convert `value` to float; TypeError unless it is a real number other than a boolean."""
+    """Convert `value` to float; TypeError unless it is a real number other than a boolean, ValueError for an
+    integer beyond the range of float.
+    """
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name}={value!r} must be a number, not {type(value).__name__}")
     try:

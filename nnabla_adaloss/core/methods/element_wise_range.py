@@ -63,12 +63,10 @@ class ElementWiseRange(Method):
         # Extreme float64 inputs may leave float64's range in between; the clamp brings the scale back.
         with np.errstate(all="ignore"):
             # Rounded multiplication is monotonic, so the extreme products are products of extremes, exactly.
-            largest = max(a[-1] * b[-1] for a, b in pairs)
-            if self.max_rescue_ratio is None:
-                smallest = min(a[0] * b[0] for a, b in pairs)
-            else:
+            smallest, largest = min(a[0] * b[0] for a, b in pairs), max(a[-1] * b[-1] for a, b in pairs)
+            if self.max_rescue_ratio is not None:
                 rescued = int(self.max_rescue_ratio * sum(a.size * b.size for a, b in pairs))
-                smallest = _nth_largest_product(pairs, max(rescued, 1))
+                smallest = _nth_largest_product(pairs, max(rescued, 1), smallest, largest)
             lower, upper = range.u_min / np.float64(smallest), range.u_max / largest / terms
         return clamp_scale(float(min(max(lower, 1.0), upper)))
 
@@ -92,14 +90,13 @@ def _sorted_nonzero(x: NDArray[Any]) -> Magnitudes:
     return np.sort(magnitudes[magnitudes > 0])
 
 
-def _nth_largest_product(pairs: List[Tuple[Magnitudes, Magnitudes]], n: int) -> float:
+def _nth_largest_product(
+    pairs: List[Tuple[Magnitudes, Magnitudes]], n: int, smallest: float, largest: float
+) -> float:
     """Find the n-th largest of all products within pairs of sorted, positive magnitudes, by bisection over
     bit patterns, which are ordered as positive floats.
     """
-    low, high = (
-        int(np.float64(value).view(np.int64))
-        for value in (min(a[0] * b[0] for a, b in pairs), max(a[-1] * b[-1] for a, b in pairs))
-    )
+    low, high = (int(np.float64(product).view(np.int64)) for product in (smallest, largest))
     # At least n products are as large as `low`.
     while low < high:
         middle = (low + high + 1) // 2
