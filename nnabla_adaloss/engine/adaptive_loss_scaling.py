@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 from operator import attrgetter
 from types import FrameType
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Union
 
 import nnabla as nn
 from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdater
@@ -26,7 +26,6 @@ from ..graph.functions import properties_of
 from ..graph.graph import Graph
 from ..graph.hooks import Hook
 from ..graph.loss import NEEDS_NO_GRADIENT, LossLike, LossSeed, Seed, check_scale, check_seed, variable_of
-from ..graph.loss_weights import seed_weight
 from ..graph.names import Parameters, check_parameters
 from ..graph.plan import GraphPlan
 from ..kernels import select_kernels
@@ -34,7 +33,7 @@ from ..monitor.audience import Audience, audience_of
 from ..monitor.events import LayerScaled
 from ..undo import BatchGuard, ForwardState
 from .chooser import Chooser, Decision, Request
-from .forward_fault import find_fault, first_nonfinite
+from .forward_fault import find_fault
 from .graph_cache import GraphCache
 from .layer_watch import LayerWatch
 from .leaf_gradients import NonfiniteGradients
@@ -50,9 +49,9 @@ _DIVIDING_LOOP = DynamicLossScalingUpdater.update.__code__
 _gradient, _zeroing = attrgetter("grad"), attrgetter("zeroing")
 
 # Keys of messages between ranks. `_ENDS`: two flags, 1 if this rank chooses scales again, and if an entry of
-# its windows is complete. The others are prefixes of names: of components with their amaxes, of components
-# with the amaxes of lost batches, and of layers with their statistics.
-_ENDS, _COMPONENT, _LOST, _LAYER = "ends", "component ", "lost ", "layer "
+# its windows is complete. The others are prefixes of components' names, with their amaxes in this iteration,
+# and in lost batches.
+_ENDS, _COMPONENT, _LOST = "ends", "component ", "lost "
 
 
 class AdaptiveLossScaling:
@@ -153,19 +152,10 @@ class AdaptiveLossScaling:
         self.config = (config or AdaLossConfig()).for_network().stored_in(stored)
         self.kernels = select_kernels(context)
         method_alphas = MethodAlphas(self.config)
-        # Statistics of the last iteration avoid a second pass over each batch. Whole arrays are not kept so
-        # long.
-        needs_arrays = method_alphas.copier is not None
-        self.delay = int(not needs_arrays) if self.config.delay is None else self.config.delay
-        if self.delay and needs_arrays:
-            raise ValueError(
-                "delay=1 keeps statistics, not arrays, and "
-                f"loss_scale_method={self.config.loss_scale_method!r} needs arrays; "
-                "choose delay=0 or another method"
-            )
-        self._chooser = Chooser(self.config, method_alphas, delayed=bool(self.delay))
+        self.delay = method_alphas.delay
+        self._chooser = Chooser(self.config, method_alphas)
         self._seed = LossSeed(self.variable, self.kernels.scaled_float32)
-        self._graph = cache = GraphCache(
+        self._graph = GraphCache(
             self._reader,
             graph,
             self.config,
@@ -176,13 +166,7 @@ class AdaptiveLossScaling:
             delayed=bool(self.delay),
             watched=self.audience is not None,
         )
-
-        def checked_graph() -> Tuple[Graph, GraphPlan]:
-            # The data feeder may have rewired it: the guard saves what forward writes in the graph as it is.
-            prepared = cache.current(wiring=True)
-            return prepared.graph, prepared.plan
-
-        self.guard = BatchGuard(checked_graph, self.kernels, forward_state)
+        self.guard = BatchGuard(self._graph.as_it_is, self.kernels, forward_state)
         policy = self.config.method.policy(HistoryPolicy() if history is None else history)
         self.components = Observations(Memory(policy.measured_every(self.config.iterations_per_measurement)))
         self.iteration = 0
@@ -327,17 +311,7 @@ class AdaptiveLossScaling:
 
     def find_fault(self) -> str:
         """Find the first function that is not finite on the present inputs, as text; forward runs again."""
-        self.guard.rewind()
-        prepared = self._graph.current(wiring=True)
-        if not self.kernels.asynchronous:
-            return find_fault(self.loss, prepared)
-        # Examining each of the functions before it would wait for the device.
-        first = first_nonfinite(self.loss, self.kernels, prepared.measurements)
-        if first is None:
-            return ""
-        # That forward has written running statistics, too.
-        self.guard.rewind()
-        return find_fault(self.loss, prepared, first)
+        return find_fault(self.loss, self._graph.current(wiring=True), self.guard.rewind)
 
     def scale_of(self, variable: nn.Variable) -> float:
         """Scale S that the gradient of `variable` carried in the last backward.
@@ -377,7 +351,7 @@ class AdaptiveLossScaling:
             _ENDS: [float(choose_again), float(entry_complete)],
             **{_COMPONENT + name: [unit_amax] for name, unit_amax in unit_amaxes.items()},
             **{_LOST + name: [unit_amax] for name, unit_amax in lost.items()},
-            **{_LAYER + name: row for name, row in prepared.statistics.shared().items()},
+            **prepared.statistics.shared(),
         }
 
     def adopt_statistics(self, messages: Sequence[Mapping[str, Sequence[float]]]) -> None:
@@ -387,15 +361,9 @@ class AdaptiveLossScaling:
         if choose_again:
             # If one rank does, as after an overflow, all do, with equal results.
             prepared.schedules = prepared.schedules.drop()
-        # The largest of all ranks, as if their batches were one.
-        unit_amaxes: Dict[str, float] = {}
-        lost: Dict[str, float] = {}
-        for one in messages:
-            for kind, largest in ((_COMPONENT, unit_amaxes), (_LOST, lost)):
-                for name, (unit_amax,) in _of_kind(kind, one).items():
-                    largest[name] = max(unit_amax, largest.get(name, unit_amax))
+        unit_amaxes, lost = _largest(_COMPONENT, messages), _largest(_LOST, messages)
         self.components = self.components.adopting(entry_complete, unit_amaxes, lost)
-        prepared.statistics.adopt([_of_kind(_LAYER, one) for one in messages])
+        prepared.statistics.adopt(messages)
 
     def after_update(self, step: Optional[Callable[[], Any]] = None) -> None:
         """End a good iteration: remember its measurements, run the solver's `step`, measure new weights."""
@@ -525,11 +493,7 @@ class AdaptiveLossScaling:
         masters = list(map(_gradient, leaves.values()))
         all_zero = all(map(_zeroing, masters))
         self.guard.before_backward(masters, all_zero=all_zero)
-        loss_weights = prepared.loss_weights(scale)
-        # A seed gradient multiplies all gradients, as a loss weight does; constant scales heed neither.
-        if grad is not None and not prepared.schedules.measures_nothing(scale):
-            factor = seed_weight(grad, on_host=not self.kernels.asynchronous)
-            loss_weights = tuple([weight * factor for weight in loss_weights])
+        loss_weights = prepared.loss_weights(scale, grad)
         self.components = self.components.before_pass(iteration)
         options = BackwardOptions(
             clear_buffer, communicator_callbacks, function_pre_hook, function_post_hook, grad
@@ -556,10 +520,8 @@ class AdaptiveLossScaling:
                 options,
                 masters,
                 all_zero=all_zero,
-                # Without arrays to look at, layers are reported after the pass, which needs no hooks for
-                # them.
+                # Layers without arrays to look at are reported after the pass, which needs no hooks.
                 watch=watch if watch is not None and watch.looks else None,
-                copier=self._chooser.method_alphas.copier,
             )
             if watch is not None:
                 watch.finish()
@@ -591,8 +553,14 @@ class AdaptiveLossScaling:
         run_pass(self.loss, self._seed, prepared, decision, BackwardOptions(clear_buffer=True))
 
 
-def _of_kind(kind: str, message: Mapping[str, Sequence[float]]) -> Dict[str, Sequence[float]]:
-    return {name[len(kind) :]: row for name, row in message.items() if name.startswith(kind)}
+def _largest(prefix: str, messages: Sequence[Mapping[str, Sequence[float]]]) -> Dict[str, float]:
+    """Largest amax of all ranks under each name with a prefix, as if their batches were one."""
+    amaxes: Dict[str, float] = {}
+    for sent, row in (item for message in messages for item in message.items()):
+        if sent.startswith(prefix):
+            name = sent[len(prefix) :]
+            amaxes[name] = max(row[0], amaxes.get(name, row[0]))
+    return amaxes
 
 
 def _refuse_a_second_division(loss: Any) -> None:

@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import math
-from functools import partial
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Tuple
 
-from ..core.choose import Choice, MethodAlpha, ScaleLimits, Start, choose, choose_merged
-from ..core.components import Components
+from ..core.choose import Choice, ScaleLimits, Start, choose, choose_merged
+from ..core.components import Components, NodeStructure
 from ..core.config import AdaLossConfig
 from ..core.formats import FLOAT16, get_format
 from ..core.layer_alpha import AlphaBounds, alpha_bounds, spare_of
@@ -17,6 +16,7 @@ from ..core.power_of_two import floor_power_of_two
 from ..core.scale_history import HistoryPolicy
 from ..core.schedule import ScaleSchedule
 from ..core.schedule_cache import ScheduleCache
+from ..graph.graph import Graph
 from ..graph.loss import check_scale
 from .method_alphas import MethodAlphas
 from .prepared_graph import PreparedGraph
@@ -36,6 +36,10 @@ class Request(NamedTuple):
     seeded: bool = False  # True for a seed gradient given by the caller
 
 
+ArrayCopier = Callable[[Graph, NodeStructure, float], None]
+"""Copies the arrays of a function's layers, with the scale of its output gradient, for a method."""
+
+
 class Decision(NamedTuple):
     """Decision about a pass."""
 
@@ -44,14 +48,14 @@ class Decision(NamedTuple):
     chosen: bool = False  # True if the schedule is new for its loss weights
     measure_all: bool = False  # True if every gradient is measured
     slice: Optional[Slice] = None  # arrays to measure; None: none
+    copier: Optional[ArrayCopier] = None  # None if the method needs no arrays, or none of this pass
 
 
 class Chooser:
     """Makes the decisions about the passes of one loss."""
 
-    def __init__(self, config: AdaLossConfig, method_alphas: MethodAlphas, *, delayed: bool) -> None:
-        self.method_alphas = method_alphas
-        self._config, self._delayed = config, delayed
+    def __init__(self, config: AdaLossConfig, method_alphas: MethodAlphas) -> None:
+        self.method_alphas, self._config = method_alphas, config
         # Factor by which the amax of a leaf's gradient may lie below the end of the range, so that gradients
         # `_NORMAL_SPAN` times smaller are still normal numbers. Merged components must keep it.
         stored = get_format(config.dtype or "float16")
@@ -82,12 +86,12 @@ class Chooser:
         unknown = unmeasured or prepared.statistics.is_incomplete
         # Earlier amaxes suffice unless something is unknown; the caller's seed gradient may be another one in
         # each batch. Constant scales need no measurements.
-        needs_all = rerun or unknown or not self._delayed or seeded
+        needs_all = rerun or unknown or not self.method_alphas.delay or seeded
         measure_all = needs_all and not in_use.measures_nothing(given_scale)
         # A schedule is kept for the next iterations if all layers were measured for it: with delay=1 in
         # earlier iterations, exchanged between the ranks; with delay=0 in this batch, whose rerun it is.
         is_complete = rerun or not measure_all
-        if self._delayed:
+        if self.method_alphas.delay:
             is_complete = not (measure_all or observations.not_exchanged)
         # A pass that measures all has hooks anyway: merged components would save none. A complete schedule
         # serves passes that need not have them, also without what an overflow of this batch has lowered.
@@ -98,7 +102,8 @@ class Chooser:
         schedules = in_use.keep(schedule, iteration, origin) if kept else in_use.drop()
         measured = prepared.everything if measure_all else prepared.slice(schedules, iteration, given_scale)
         chosen = schedule is not in_use.last(loss_weights)
-        return Decision(schedule, schedules, chosen, measure_all, measured)
+        copier = self.method_alphas.copier if measure_all else None
+        return Decision(schedule, schedules, chosen, measure_all, measured, copier)
 
     def _choose(
         self,
@@ -133,7 +138,25 @@ class Chooser:
             if last is not None and last.origin == origin:
                 return last.schedule, origin
 
-        choice_of = partial(self._choice, prepared, policy, request, method_alpha)
+        def choice_of(components: Components, limits: ScaleLimits) -> Choice:
+            # S0 of a loss of normal size, from which unmeasured components get scales; the root may have
+            # another.
+            start_scale = self.start_scale(policy.start_scale if given_scale is None else given_scale)
+            # From the smallest number of the range to the margin below its end.
+            span = self._config.range.u_max / (policy.margin * self._config.range.u_min)
+            if given_scale is not None:
+                # A given S0, lower only after an overflow of the loss gradient itself.
+                root_scale = min(start_scale, limits.provisional.get(components.root, math.inf))
+                limits = limits.with_s0(components, start_scale)
+            elif components.root in components.scalar_components and not request.seeded:
+                # The loss gradient is 1: it cannot overflow at the largest scale that its format allows, from
+                # which the scales behind it are lowered to their own limits.
+                root_scale = min(floor_power_of_two(prepared.u_maxes[components.root]), policy.max_scale)
+            else:
+                root_scale = limits.of_root(start_scale, span)
+            start = Start(root_scale, start_scale, span, self._config.power_of_two)
+            return choose(components, limits, start, method_alpha)
+
         merged = None if split else prepared.merged
         if merged and given_scale is not None and merged.components.root not in merged.components.at_loss:
             # A given S0 is the scale of the loss gradient, and must not be shared with layers.
@@ -149,38 +172,10 @@ class Chooser:
         schedule = prepared.schedule(choice.scales, given_scale, loss_weights, reasons, unbounded, merged)
         return schedule, origin
 
-    def _choice(
-        self,
-        prepared: PreparedGraph,
-        policy: HistoryPolicy,
-        request: Request,
-        method_alpha: Optional[MethodAlpha],
-        components: Components,
-        limits: ScaleLimits,
-    ) -> Choice:
-        """Choose the scales of components, merged or not, beginning with that of the loss gradient."""
-        # S0 of a loss of normal size, from which unmeasured components get scales; the root may have another.
-        given_scale = request.given_scale
-        start_scale = self.start_scale(policy.start_scale if given_scale is None else given_scale)
-        # From the smallest number of the range to the margin below its end.
-        span = self._config.range.u_max / (policy.margin * self._config.range.u_min)
-        if given_scale is not None:
-            # A given S0, lower only after an overflow of the loss gradient itself.
-            root_scale = min(start_scale, limits.provisional.get(components.root, math.inf))
-            limits = limits.with_s0(components, start_scale)
-        elif components.root in components.scalar_components and not request.seeded:
-            # The loss gradient is 1 and cannot overflow: as high as its format allows, from where the scales
-            # behind it are lowered to their own limits.
-            root_scale = min(floor_power_of_two(prepared.u_maxes[components.root]), policy.max_scale)
-        else:
-            root_scale = limits.of_root(start_scale, span)
-        start = Start(root_scale, start_scale, span, self._config.power_of_two)
-        return choose(components, limits, start, method_alpha)
-
 
 def _bounds(prepared: PreparedGraph) -> Mapping[int, AlphaBounds]:
     """Bounds of alphas with which the scaled copies of each weight stay in their range, by its position."""
-    described, statistics = prepared.plan.described, prepared.statistics
+    described, statistics, storage = prepared.plan.described, prepared.statistics, prepared.storage
     bounds: Dict[int, AlphaBounds] = {}
     for _, layer_input in prepared.plan.layer_inputs.values():
         position = layer_input.weight
@@ -189,10 +184,14 @@ def _bounds(prepared: PreparedGraph) -> Mapping[int, AlphaBounds]:
             # Until it is measured, its copies must not be larger than it is.
             bounds[position] = AlphaBounds(1.0)
         elif weight is not None and weight.abs_max:
-            size = math.prod(described.shapes[position])
-            stored = prepared.storage.copy_format(prepared.graph.keys[position], size)
-            copy_format = FLOAT16 if layer_input.half else stored
-            of_layer = alpha_bounds(weight.abs_max, prepared.largest_copy(layer_input), copy_format)
+            key, size = prepared.graph.keys[position], math.prod(described.shapes[position])
+            stored = storage.data_format(key, size)
+            # In native half the copy has the format of gradients. A `u_max` given by the user bounds all that
+            # loss scaling enlarges: copies, too.
+            largest = prepared.range_of(layer_input.input).u_max
+            largest = largest if stored is None else min(largest, stored.max)
+            copy_format = FLOAT16 if layer_input.half else storage.copy_format(key, size)
+            of_layer = alpha_bounds(weight.abs_max, largest, copy_format)
             # Several layers may read one weight: their copies are one array.
             bounds[position] = of_layer.intersection(bounds.get(position, of_layer))
     return bounds

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence
+from typing import Any, Callable, List, Optional, Sequence
 
 import nnabla as nn
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from ..graph.description import type_name_of
 from ..graph.loss import LossLike
 from ..graph.plan import GraphPlan
-from ..kernels import Kernels, Measurements
+from ..kernels import Kernels
 from ..kernels.arrays import FLOAT16, FLOAT32, is_readable, stored_dtype
 from .prepared_graph import PreparedGraph
 
@@ -23,29 +23,20 @@ _ADVICE = {
 }
 
 
-def first_nonfinite(loss: LossLike, kernels: Kernels, measurements: Measurements) -> Optional[int]:
-    """Run forward; return the index, by time of execution, of the first function with a nonfinite array."""
-    # Measurements are fetched after forward, so that a GPU is waited for once.
-    tickets: List[List[int]] = []  # of the arrays of each function
-    faulty: List[int] = []
-
-    def look(f: Any) -> None:
-        variables = [v for v in f.inputs if v.parent is None and not v.data.clear_called] + f.outputs
-        # Kernels cannot read all arrays, such as float64 data on the host.
-        unreadable = [v for v in variables if not is_readable(v.data)]
-        if any(_count_nonfinite(v, kernels) for v in unreadable):
-            faulty.append(len(tickets))
-        tickets.append(measurements.measure([v.data for v in variables if v not in unreadable]))
-
-    loss.forward(clear_no_need_grad=True, function_post_hook=look)
-    statistics = measurements.fetch().statistics
-    faulty += [i for i, own in enumerate(tickets) if any(statistics[ticket].nonfinite for ticket in own)]
-    return min(faulty, default=None)
-
-
-def find_fault(loss: LossLike, prepared: PreparedGraph, first: int = 0) -> str:
-    """Run forward; describe its first function that is not finite, if any. All before index `first` are."""
+def find_fault(loss: LossLike, prepared: PreparedGraph, rewind: Callable[[], None]) -> str:
+    """Run forward; describe its first function that is not finite, if any. `rewind` restores the state that
+    forward writes.
+    """
     graph, plan, kernels = prepared.graph, prepared.plan, prepared.kernels
+    rewind()
+    first = 0  # index, by time of execution, of the first function to examine
+    if kernels.asynchronous:
+        # Examining the functions before it would wait for the device.
+        nonfinite = _first_nonfinite(loss, prepared)
+        if nonfinite is None:
+            return ""
+        first = nonfinite
+        rewind()
     # Leaves that forward may write, such as running statistics.
     state = {graph.keys[position] for position in plan.state_leaves}
     # Those of them that the running function reads, if finite: where it leaves one nonfinite, it wrote that.
@@ -67,6 +58,27 @@ def find_fault(loss: LossLike, prepared: PreparedGraph, first: int = 0) -> str:
 
     loss.forward(clear_no_need_grad=True, function_pre_hook=before, function_post_hook=after)
     return fault
+
+
+def _first_nonfinite(loss: LossLike, prepared: PreparedGraph) -> Optional[int]:
+    """Run forward; return the index, by time of execution, of the first function with a nonfinite array."""
+    # Measurements are fetched after forward, so that a GPU is waited for once.
+    kernels, measurements = prepared.kernels, prepared.measurements
+    tickets: List[List[int]] = []  # of the arrays of each function
+    faulty: List[int] = []
+
+    def measure(f: Any) -> None:
+        variables = [v for v in f.inputs if v.parent is None and not v.data.clear_called] + f.outputs
+        # Kernels cannot read all arrays, such as float64 data on the host.
+        unreadable = [v for v in variables if not is_readable(v.data)]
+        if any(_count_nonfinite(v, kernels) for v in unreadable):
+            faulty.append(len(tickets))
+        tickets.append(measurements.measure([v.data for v in variables if v not in unreadable]))
+
+    loss.forward(clear_no_need_grad=True, function_post_hook=measure)
+    statistics = measurements.fetch().statistics
+    faulty += [i for i, own in enumerate(tickets) if any(statistics[ticket].nonfinite for ticket in own)]
+    return min(faulty, default=None)
 
 
 def _fault(f: Any, prepared: PreparedGraph, finite_state: Sequence[nn.Variable]) -> str:

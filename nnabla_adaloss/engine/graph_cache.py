@@ -97,6 +97,11 @@ class GraphCache:
             self._present = present = self._prepare()
         return present
 
+    def as_it_is(self) -> Tuple[Graph, GraphPlan]:
+        """The graph and its plan, after a data feeder may have rewired it."""
+        prepared = self.current(wiring=True)
+        return prepared.graph, prepared.plan
+
     def drop(self) -> None:
         """Read the graph again before its next use."""
         self._present = None

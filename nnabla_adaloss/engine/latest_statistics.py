@@ -22,8 +22,8 @@ GradientStatistics = Mapping[int, Tuple[ArrayStatistics, float]]
 """Statistics of the gradients measured in a pass, by position, each with its scale."""
 
 
-# Suffix of the names of weights in messages between ranks.
-_WEIGHT = " weight"
+# Prefixes of names in messages between ranks.
+_GRADIENT, _ACTIVATION, _WEIGHT = "gradient ", "activation ", "weight "
 
 
 class StatisticsRequest(NamedTuple):
@@ -257,9 +257,9 @@ class LatestStatistics:
         exchanged: Dict[str, _Key] = {}
         for layer, (node, layer_input) in self._plan.layer_inputs.items():
             if node.outputs[0] in self.request.gradients:
-                exchanged[f"{layer} gradient"] = node.outputs[0]
+                exchanged[_GRADIENT + layer] = node.outputs[0]
             if layer_input.weight in self.request.data and layer_input.weight not in parameters:
-                exchanged[f"{layer} factor"] = ~layer_input.weight
+                exchanged[_ACTIVATION + layer] = ~layer_input.weight
         return exchanged
 
     def shared(self) -> Dict[str, Sequence[float]]:
@@ -270,16 +270,16 @@ class LatestStatistics:
         # Weights are equal on all ranks, and not sent, unless some of other graphs are known: ranks may have
         # run different graphs then, and measured others.
         if weights and not self.weights.keys() <= {*self._names.values()}:
-            message.update((name + _WEIGHT, list(self._latest[name])) for name in sorted(weights))
+            message.update((_WEIGHT + name, list(self._latest[name])) for name in sorted(weights))
         return message
 
     def adopt(self, messages: Sequence[Mapping[str, Sequence[float]]]) -> None:
         """Adopt the `shared` statistics of all ranks, in their order, pooled as if their arrays were one."""
         self._latest, self._new = {**self._latest}, frozenset()
         # All ranks have the same weights: the last one wins, on each of them.
-        weights = {name: row for one in messages for name, row in one.items() if name.endswith(_WEIGHT)}
-        for name, values in weights.items():
-            self._latest[name[: -len(_WEIGHT)]] = ArrayStatistics._make(values)
+        for sent, row in (item for message in messages for item in message.items()):
+            if sent.startswith(_WEIGHT):
+                self._latest[sent[len(_WEIGHT) :]] = ArrayStatistics._make(row)
         for name, key in self._exchanged.items():
             rows = (one.get(name) for one in messages)
             pooled = pool([ArrayStatistics._make(row) for row in rows if row is not None])

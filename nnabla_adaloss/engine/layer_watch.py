@@ -28,7 +28,29 @@ class LayerWatch:
         self._kernels, self._storage, self._graph = prepared.kernels, prepared.storage, prepared.graph
         # Gradients are stored in the format, if no storage is emulated.
         self._format = get_format(prepared.config.dtype or "float16")
-        self._records = _records_of(prepared, decision, iteration, attempt)
+        plan, statistics, schedule = prepared.plan, prepared.statistics, decision.schedule
+        # Records of the layers, by name, until they are reported.
+        self._records: Dict[str, LayerRecord] = {}
+        for layer, (scale, alpha) in schedule.layers.items():
+            node, layer_input = plan.layer_inputs[layer]
+            output, chosen = node.outputs[0], decision.chosen
+            loss_weight = schedule.loss_weight_of(output)
+            # Statistics of now did not lead to scales that were chosen before.
+            g = statistics.gradient(output) if chosen else None
+            self._records[layer] = LayerRecord(
+                iteration=iteration,
+                layer=layer,
+                alpha=alpha,
+                unbounded=schedule.unbounded.get(layer, alpha),
+                previous_scale=scale,
+                accumulated_scale=scale * alpha,
+                fan_in=layer_input.gemm.fan_in,
+                g=None if g is None else g.scaled(scale * loss_weight),
+                weight=statistics.data(layer_input.weight) if chosen else None,
+                reason=schedule.reasons.get(layer, Reason.BRANCHES) if chosen else Reason.HELD,
+                attempt=attempt,
+                loss_weight=loss_weight,
+            )
 
     def ran(self, node: NodeStructure) -> None:
         """Report each layer of a function that has run, once."""
@@ -74,33 +96,3 @@ class LayerWatch:
             return {name: np.array(cast(Any, x.data), np.float32) for name, x in stored.items()}
 
         return LayerLook(read, arrays)
-
-
-def _records_of(
-    prepared: PreparedGraph, decision: Decision, iteration: int, attempt: int
-) -> Dict[str, LayerRecord]:
-    """Make a record of each layer in a pass, by its name."""
-    plan, statistics = prepared.plan, prepared.statistics
-    schedule, chosen = decision.schedule, decision.chosen
-    records = {}
-    for layer, (scale, alpha) in schedule.layers.items():
-        node, layer_input = plan.layer_inputs[layer]
-        output = node.outputs[0]
-        loss_weight = schedule.loss_weight_of(output)
-        # Statistics of now did not lead to scales that were chosen before.
-        g = statistics.gradient(output) if chosen else None
-        records[layer] = LayerRecord(
-            iteration=iteration,
-            layer=layer,
-            alpha=alpha,
-            unbounded=schedule.unbounded.get(layer, alpha),
-            previous_scale=scale,
-            accumulated_scale=scale * alpha,
-            fan_in=layer_input.gemm.fan_in,
-            g=None if g is None else g.scaled(scale * loss_weight),
-            weight=statistics.data(layer_input.weight) if chosen else None,
-            reason=schedule.reasons.get(layer, Reason.BRANCHES) if chosen else Reason.HELD,
-            attempt=attempt,
-            loss_weight=loss_weight,
-        )
-    return records

@@ -20,8 +20,6 @@ from ..graph.functions import properties_of
 from ..graph.graph import Graph
 from .prepared_graph import PreparedGraph
 
-_Measured = Optional[ArrayStatistics]
-
 
 class MethodAlphas:
     """Calls the method of a configuration for layers."""
@@ -32,6 +30,14 @@ class MethodAlphas:
         self._config, self._needs = config, config.method.needs
         # Called for each function in a pass that measures, if the method needs arrays.
         self.copier = self.copy_arrays if self._needs is Needs.ARRAYS else None
+        # Statistics of the last iteration avoid a second pass over each batch. Whole arrays are not kept so
+        # long.
+        self.delay = int(self.copier is None) if config.delay is None else config.delay
+        if self.delay and self.copier is not None:
+            raise ValueError(
+                f"delay=1 keeps statistics, not arrays, and loss_scale_method={config.loss_scale_method!r} "
+                "needs arrays; choose delay=0 or another method"
+            )
         # Gradients of each layer for `Needs.HISTORY`, also divided by their loss weight.
         self._histories: Dict[str, History] = {}
         # Unscaled gradient and weight of each layer for `Needs.ARRAYS`, in the last pass that measured.
@@ -70,10 +76,8 @@ class MethodAlphas:
         # The uncompensated scale has no factor that makes up for a small loss weight: bounds do not count it.
         def method_alpha(layer: str, scale: float, uncompensated: float) -> Tuple[float, Reason]:
             node, layer_input = prepared.plan.layer_inputs[layer]
-            position = node.outputs[0]
-            g, w = prepared.statistics.gradient(position), prepared.statistics.data(layer_input.weight)
-            loss_weight = loss_weights[prepared.components.of[position]]
-            inputs = self._inputs(layer, g, w, scale, loss_weight, iteration)
+            loss_weight = loss_weights[prepared.components.of[node.outputs[0]]]
+            inputs = self._inputs(prepared, layer, scale, loss_weight, iteration)
             if inputs is None:
                 # Without measurements the layer passes its scale on.
                 return 1.0, Reason.UNKNOWN
@@ -84,7 +88,7 @@ class MethodAlphas:
         return method_alpha
 
     def _inputs(
-        self, layer: str, g: _Measured, w: _Measured, scale: float, loss_weight: float, iteration: int
+        self, prepared: PreparedGraph, layer: str, scale: float, loss_weight: float, iteration: int
     ) -> Optional[Tuple[Any, Any]]:
         """Gradient and weight of a layer as the method needs them; None if they are unmeasured."""
         if self._needs is Needs.NOTHING:
@@ -92,6 +96,8 @@ class MethodAlphas:
         if self._needs is Needs.ARRAYS:
             arrays = self._arrays.get(layer)
             return arrays and (arrays[0] * np.float32(scale), arrays[1])
+        node, layer_input = prepared.plan.layer_inputs[layer]
+        g, w = prepared.statistics.gradient(node.outputs[0]), prepared.statistics.data(layer_input.weight)
         if g is None or w is None or not g.count:
             return None
         # Unlike the arrays, statistics have been divided by the loss weight, too.

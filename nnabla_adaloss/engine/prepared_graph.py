@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
@@ -12,7 +11,7 @@ from typing import Any, ClassVar, Dict, FrozenSet, List, Mapping, Optional, Sequ
 
 import nnabla as nn
 
-from ..core.components import Components, LayerInput, MergedComponents
+from ..core.components import Components, MergedComponents
 from ..core.config import AdaLossConfig
 from ..core.layer_record import Reason
 from ..core.methods import Needs, Range
@@ -20,7 +19,8 @@ from ..core.schedule import Rescale, ScaleSchedule
 from ..core.schedule_cache import ScheduleCache
 from ..emulation.rounded_storage import NativeStorage, RoundedStorage
 from ..graph.graph import Graph
-from ..graph.loss_weights import LossWeights
+from ..graph.loss import Seed
+from ..graph.loss_weights import LossWeights, seed_weight
 from ..graph.names import Parameters, names_of
 from ..graph.plan import GraphPlan
 from ..kernels import Kernels, Measurements
@@ -30,7 +30,6 @@ from .latest_statistics import LatestStatistics
 from .slices import Slice, empty_slices, slices_of
 
 _NOTHING: Any = MappingProxyType({})
-_NAMELESS = 0, None
 _shape = attrgetter("shape")
 
 
@@ -108,9 +107,9 @@ class PreparedGraph:
     def _data(self) -> Tuple[List[nn.Variable], List[Tuple[int, ...]]]:
         """Leaves that may change their shape, and their shapes in the plan."""
         # A leaf without a name is not a parameter: `reset_shape` may change its batch size.
-        kept, leaves = self.plan.described.kept, self.graph.leaves
-        data = [p for p in leaves if kept.get(p, _NAMELESS)[1] is None]
-        return [leaves[p] for p in data], [self.plan.described.shapes[p] for p in data]
+        names, keys, shapes = self.plan.names, self.graph.keys, self.plan.described.shapes
+        data = {p: leaf for p, leaf in self.graph.leaves.items() if keys[p] not in names}
+        return [*data.values()], [shapes[p] for p in data]
 
     @cached_property
     def components(self) -> Components:
@@ -136,14 +135,10 @@ class PreparedGraph:
         plan, keys, rounded = self.plan, self.graph.keys, self.storage.rounded_gradients()
         nodes = [n for n in plan.nodes if n.separates and n.linear and not n.half]
         rescaling = {node.number for node in nodes}
-        numbers = set()
-        for node in nodes:
-            # The functions that read its output must change scales, too: one that passes a gradient on
-            # unchanged, as a stack of losses, would pass on the scale of its output.
-            output = node.outputs[0]
-            if keys[output] not in rounded and rescaling.issuperset(plan.readers.get(output, ())):
-                numbers.add(node.number)
-        return frozenset(numbers)
+        # The functions that read its output must change scales, too: one that passes a gradient on unchanged,
+        # as a stack of losses, would pass on the scale of its output.
+        outputs = [(node.number, node.outputs[0]) for node in nodes if keys[node.outputs[0]] not in rounded]
+        return frozenset(n for n, output in outputs if rescaling.issuperset(plan.readers.get(output, ())))
 
     @cached_property
     def _by_layer(self) -> Optional[RoundedStorage]:
@@ -156,19 +151,6 @@ class PreparedGraph:
         if self._by_layer is None:
             return self.config.range
         return self.config.range_in(self._by_layer.precision_of(self.graph.keys[position]).stored_gradients)
-
-    def largest_copy(self, layer_input: LayerInput) -> float:
-        """Largest magnitude that the scaled copy of a weight may have."""
-        # The copy is stored in the format of weights.
-        narrowest, largest = self.storage.narrowest, math.inf
-        if self._by_layer is not None:
-            key, shape = self.graph.keys[layer_input.weight], self.plan.described.shapes[layer_input.weight]
-            largest = self._by_layer.data_format(key, math.prod(shape)).max
-        elif narrowest is not None:
-            largest = narrowest.stored_data.max
-        # In native half the copy has the format of gradients, which ends at their `u_max`. A `u_max` that the
-        # user gives bounds all that loss scaling enlarges: copies, too.
-        return min(self.range_of(layer_input.input).u_max, largest)
 
     @cached_property
     def u_maxes(self) -> Sequence[float]:
@@ -194,12 +176,17 @@ class PreparedGraph:
         if self.schedules.by_layer:
             self._loss_weights.before_forward(self.graph.variables, context)
 
-    def loss_weights(self, given_scale: Optional[float]) -> Tuple[float, ...]:
+    def loss_weights(self, given_scale: Optional[float], grad: Optional[Seed] = None) -> Tuple[float, ...]:
         """Present loss weight of each component; 1 if all scales are a constant S0."""
         if self.schedules.measures_nothing(given_scale):
             return (1.0,) * len(self.components.names)
-        on_host = not self.kernels.asynchronous
-        return self._loss_weights.read(self.graph.variables, on_host=on_host, in_use=self.schedules.chosen)
+        on_host, in_use = not self.kernels.asynchronous, self.schedules.chosen
+        loss_weights = self._loss_weights.read(self.graph.variables, on_host=on_host, in_use=in_use)
+        if grad is None:
+            return loss_weights
+        # A seed gradient multiplies all gradients, as a loss weight does.
+        factor = seed_weight(grad, on_host=on_host)
+        return tuple([weight * factor for weight in loss_weights])
 
     def schedule(
         self,

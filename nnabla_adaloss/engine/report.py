@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import compress
-from operator import attrgetter
 from typing import AbstractSet, Dict, FrozenSet, Iterator, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ..core.components import Components
@@ -19,8 +17,6 @@ from .chooser import Decision
 from .latest_statistics import GradientStatistics
 from .leaf_gradients import Contribution, WrittenLeaves
 from .prepared_graph import PreparedGraph
-
-_position = attrgetter("leaf")
 
 
 @dataclass(frozen=True)
@@ -78,8 +74,8 @@ class PassReport:
     @property
     def nonzero(self) -> Iterator[int]:
         """Keys of the leaves whose gradients are not all zeros; usually reading the first one is enough."""
-        positions = compress(map(_position, self.leaves), self.largest)
-        return map(self.graph.keys.__getitem__, positions)
+        keys = self.graph.keys
+        return (keys[one.leaf] for one, amax in zip(self.leaves, self.largest) if amax)
 
     @property
     def nonfinite(self) -> AbstractSet[int]:
@@ -88,52 +84,43 @@ class PassReport:
         return {keys[one.leaf] for one, amax in zip(self.leaves, self.largest) if amax == math.inf}
 
 
-def report_of(
-    prepared: PreparedGraph,
-    decision: Decision,
-    written: WrittenLeaves,
-    results: Results,
-    gradients: GradientStatistics,
-    *,
-    kind: str,
-) -> PassReport:
-    """Report a pass that has run, from the gradients that it measured, and the leaves that it has written."""
-    finished = _FinishedPass(prepared, decision, gradients, written, results.largest)
-    functions, first, suspected = finished.overflow()
-    measurements = PassMeasurements(
-        schedule=decision.schedule,
-        u_max=prepared.u_maxes,
-        amax=finished.component_amaxes(),
-        measured_all=decision.measure_all,
-        shows_every_overflow=prepared.storage.rounds,
-        finite=not functions,
-        has_gradients=any(results.largest),
-        overflowed=first,
-        suspected=suspected,
-    )
-    return PassReport(
-        graph=prepared.graph,
-        measurements=measurements,
-        leaves=written.contributions,
-        largest=results.largest,
-        found_inf=functions,
-        kind=kind,
-        state_finite=results.watched_finite,
-        loss_is_nan=math.isnan(results.loss_amax),
-        loss_is_infinite=results.loss_amax == math.inf,
-    )
-
-
-class _FinishedPass(NamedTuple):
+class FinishedPass(NamedTuple):
     """Pass that has run, with its measurements."""
 
     prepared: PreparedGraph
     decision: Decision
-    gradients: GradientStatistics
     written: WrittenLeaves
-    largest: Sequence[float]  # magnitude of each contribution to `written`; infinity if it is not finite
+    gradients: GradientStatistics
+    results: Results
 
-    def component_amaxes(self) -> Dict[int, float]:
+    def report(self, kind: str) -> PassReport:
+        """Make the report of the pass; `kind`: its attribute."""
+        prepared, decision, results = self.prepared, self.decision, self.results
+        functions, first, suspected = self._overflow()
+        measurements = PassMeasurements(
+            schedule=decision.schedule,
+            u_max=prepared.u_maxes,
+            amax=self._component_amaxes(),
+            measured_all=decision.measure_all,
+            shows_every_overflow=prepared.storage.rounds,
+            finite=not functions,
+            has_gradients=any(results.largest),
+            overflowed=first,
+            suspected=suspected,
+        )
+        return PassReport(
+            graph=prepared.graph,
+            measurements=measurements,
+            leaves=self.written.contributions,
+            largest=results.largest,
+            found_inf=functions,
+            kind=kind,
+            state_finite=results.watched_finite,
+            loss_is_nan=math.isnan(results.loss_amax),
+            loss_is_infinite=results.loss_amax == math.inf,
+        )
+
+    def _component_amaxes(self) -> Dict[int, float]:
         """Largest unscaled magnitude of each component in the arrays of the pass's slice, and in all that an
         emulation has rounded; empty if there is no slice.
         """
@@ -142,7 +129,7 @@ class _FinishedPass(NamedTuple):
         components, scales = self.decision.schedule.components, self.decision.schedule.scales
         if measured is None:
             return {}
-        amaxes = self.written.amax_of_components(self.largest, measured.leaves)
+        amaxes = self.written.amax_of_components(self.results.largest, measured.leaves)
 
         def include(position: int, amax: float) -> None:
             index = components.of.get(position)
@@ -153,8 +140,7 @@ class _FinishedPass(NamedTuple):
             # Gradients between functions in float are not stored in the format, and limit no scale but that
             # of a scalar which is a component by itself.
             is_stored = keys[position] in rounded if storage.rounds else position not in plan.in_float
-            is_scalar = position in plan.scalars
-            is_alone = is_scalar and components.of.get(position) in components.scalar_components
+            is_alone = components.of.get(position) in components.scalar_components
             if position in plan.limiting_gradients and (is_stored or is_alone):
                 include(position, statistics.abs_max / scale)
         # An emulation that rounds has measured every gradient, in the slice or not.
@@ -164,12 +150,12 @@ class _FinishedPass(NamedTuple):
                 include(position, rounded[keys[position]].statistics.abs_max / scales[position])
         return amaxes
 
-    def overflow(self) -> Tuple[Sequence[str], Optional[int], AbstractSet[int]]:
+    def _overflow(self) -> Tuple[Sequence[str], Optional[int], AbstractSet[int]]:
         """Functions whose gradients are not finite, the component where that began, and further suspects."""
         plan, keys, storage = self.prepared.plan, self.prepared.graph.keys, self.prepared.storage
         schedule, measured_all, rounded = self.decision.schedule, self.decision.measure_all, storage.gradients
         arrived = {position for position, (statistics, _) in self.gradients.items() if statistics.nonfinite}
-        leaf_overflowed = math.inf in self.largest
+        leaf_overflowed = math.inf in self.results.largest
         # A gradient that overflows in storage makes that of some leaf nonfinite: without one, nothing has to
         # be read. A pass that measures all is rare, and examines them anyway.
         overflowed: Set[int] = set()
@@ -179,9 +165,9 @@ class _FinishedPass(NamedTuple):
         if not (arrived or leaf_overflowed or overflowed):
             return (), None, frozenset()
         nonfinite = arrived | overflowed
-        contributions = zip(self.written.contributions, self.largest)
+        contributions = zip(self.written.contributions, self.results.largest)
         nonfinite_leaves = {one.leaf for one, amax in contributions if amax == math.inf}
-        leaf_components, finite = self.components_of_leaves(nonfinite_leaves)
+        leaf_components, finite = self._components_of_leaves(nonfinite_leaves)
         # If all were measured as they arrived, the others overflowed afterwards, when they were raised to the
         # scale of the next component.
         raised = overflowed - arrived if measured_all else frozenset()
@@ -202,19 +188,18 @@ class _FinishedPass(NamedTuple):
             return functions, first, frozenset()
         return functions, first, suspected_predecessors(schedule.components, first, finite - {first})
 
-    def components_of_leaves(self, nonfinite_leaves: AbstractSet[int]) -> Tuple[Dict[int, int], Set[int]]:
+    def _components_of_leaves(self, nonfinite_leaves: AbstractSet[int]) -> Tuple[Dict[int, int], Set[int]]:
         """Component of each function's first nonfinite leaf; and all components with a finite leaf."""
-        plan, written = self.prepared.plan, self.written
+        plan, written, largest = self.prepared.plan, self.written, self.results.largest
         # Function, component, and whether it is not finite, of each contribution of this batch.
-        parts = [(one.function, index, self.largest[i] == math.inf) for one, i, index in written.counted]
+        parts = [(one.function, index, largest[i] == math.inf) for one, i, index in written.counted]
         counted = {one.leaf for one, _, _ in written.counted}
         for node in plan.nodes:
             for leaf in map(plan.leaf, node.leaves):
                 if leaf not in counted:
                     # Only the sum over its functions and earlier batches was measured.
-                    parts.append(
-                        (node.number, written.component(leaf, node.number), leaf in nonfinite_leaves)
-                    )
+                    component = written.component(leaf, node.number)
+                    parts.append((node.number, component, leaf in nonfinite_leaves))
         finite = {index for _, index, is_nonfinite in parts if not is_nonfinite}
         # Reversed, so that of several leaves the first one stays.
         nonfinite = {function: index for function, index, is_nonfinite in reversed(parts) if is_nonfinite}

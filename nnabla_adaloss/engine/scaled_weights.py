@@ -29,9 +29,7 @@ class ScaledWeights:
     """Replaces weights by alpha times the weight for functions, and restores them."""
 
     def __init__(self, kernels: Kernels, pool: ScratchPool, storage: NativeStorage) -> None:
-        self._kernels = kernels
-        self._pool = pool
-        self._storage = storage
+        self._kernels, self._pool, self._storage = kernels, pool, storage
         self._swapped: List[Tuple[nn.Variable, nn.NdArray, nn.NdArray]] = []
         # Rounded weights of an emulation, by key, for which it swaps in scaled copies.
         self._replaced: List[Tuple[int, nn.NdArray]] = []
@@ -65,9 +63,8 @@ class ScaledWeights:
         for key, scaled, alpha in zip(weights.keys, targets, copies.alphas):
             self._store(key, scaled, alpha)
         # Each swap is noted before it is made: a signal may interrupt between any two lines.
-        for key, array, variable, source, scaled in zip(
-            weights.keys, rounded, weights.variables, sources, targets
-        ):
+        swaps = zip(weights.keys, rounded, weights.variables, sources, targets)
+        for key, array, variable, source, scaled in swaps:
             if array is not None:
                 self._replaced.append((key, array))
                 storage.weights[key] = scaled

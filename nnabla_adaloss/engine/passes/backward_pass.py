@@ -15,8 +15,8 @@ from ..chooser import Decision
 from ..hookless_steps import HooklessSteps, plan_steps
 from ..layer_watch import LayerWatch
 from ..prepared_graph import PreparedGraph
-from ..report import PassReport, report_of
-from .hooked import ArrayCopier, BackwardOptions, HookedPass
+from ..report import FinishedPass, PassReport
+from .hooked import BackwardOptions, HookedPass
 from .hookless import HooklessPass
 
 
@@ -30,7 +30,6 @@ def run_pass(
     *,
     all_zero: bool = False,  # True if these are all lazily zero
     watch: Optional[LayerWatch] = None,  # reports each layer as it runs
-    copier: Optional[ArrayCopier] = None,
 ) -> PassReport:
     """Run the backward of `loss`, and restore all swapped arrays, also after exceptions."""
     schedule, statistics = decision.schedule, prepared.statistics
@@ -40,7 +39,7 @@ def run_pass(
         kind = "hookless"
         running = HooklessPass(prepared, decision, steps, options, masters, all_zero=all_zero)
     else:
-        kind, running = steps, HookedPass(prepared, decision, options, watch, copier)
+        kind, running = steps, HookedPass(prepared, decision, options, watch)
     guard: Optional[HookGuard] = None
     pre: Optional[Hook] = None
     post: Optional[Hook] = None
@@ -57,7 +56,7 @@ def run_pass(
             raise guard.error
         written = running.end()
         gradients, results = statistics.finish(schedule.loss_weight_of)
-        report = report_of(prepared, decision, written, results, gradients, kind=kind)
+        report = FinishedPass(prepared, decision, written, gradients, results).report(kind)
         _unscale_readable(prepared, schedule, clear_buffer=options.clear_buffer)
         return report
     except BaseException as raised:
@@ -95,9 +94,6 @@ def _unscale_readable(prepared: PreparedGraph, schedule: ScaleSchedule, *, clear
     for variable, position in zip(variables, plan.gradients):
         if clear_buffer and not (variable.persistent or position in plan.kept_gradients):
             continue
-        scale = scales.get(position, 1.0)
-        if scale == 1.0:
-            continue
-        array = variable.grad
-        if not array.clear_called and stored_dtype(array) is not None:
+        scale, array = scales.get(position, 1.0), variable.grad
+        if scale != 1.0 and not array.clear_called and stored_dtype(array) is not None:
             prepared.kernels.scale_(array, 1.0 / scale)

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-from typing import AbstractSet, Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import AbstractSet, Any, List, NamedTuple, Optional, Sequence, Tuple
 
 from ...core.components import NodeStructure
 from ...core.schedule import Rescale
 from ...errors import GraphChangedError
 from ...graph.description import type_name_of
-from ...graph.graph import Graph
 from ...graph.hooks import Hook
 from ...graph.loss import Seed
 from ..chooser import Decision
@@ -21,9 +20,6 @@ from ..scaled_weights import ScaledWeights
 Hooks = Sequence[Optional[Hook]]
 """Hooks to call in order; None is skipped."""
 
-ArrayCopier = Callable[[Graph, NodeStructure, float], None]
-"""Copies the arrays of a layer, with the scale of its output gradient, for a method that needs them."""
-
 
 class BackwardOptions(NamedTuple):
     """Arguments of a call of `backward`, besides its scale."""
@@ -33,11 +29,6 @@ class BackwardOptions(NamedTuple):
     pre_hook: Optional[Hook] = None
     post_hook: Optional[Hook] = None
     grad: Optional[Seed] = None  # seed gradient of the loss's shape; None for one
-
-    @property
-    def unscale_each(self) -> bool:
-        """True if parameter gradients are needed right after the function that writes them."""
-        return not (self.callbacks is self.post_hook is None)
 
 
 class HookedPass:
@@ -49,25 +40,25 @@ class HookedPass:
         decision: Decision,
         options: BackwardOptions,
         watch: Optional[LayerWatch],
-        copier: Optional[ArrayCopier],
     ) -> None:
-        self._prepared, self._decision, self._options = prepared, decision, options
-        self._watch, self._copier = watch, copier if decision.measure_all else None
+        self._prepared, self._decision, self._options, self._watch = prepared, decision, options, watch
         # Gradients to measure as they arrive, and data to measure before backward frees them.
         self._measured: AbstractSet[int] = frozenset()
         self._data: Sequence[int] = ()
         if decision.slice is not None:
             self._measured = frozenset(decision.slice.gradients)
             self._data = [*decision.slice.activations, *decision.slice.weights]
+        # True if others read parameter gradients right after the function that writes them.
+        unscale_each = not (options.callbacks is options.post_hook is None)
         # True if the work after a function must be done at once, and not before the next one runs: others
         # read its gradients, or nnabla recomputes activations, which it does before it calls a hook, from the
-        # weights. `unscale_each` is true whenever there is a `post_hook`.
-        self._finishes_each = options.unscale_each or watch is not None or prepared.plan.recomputes
+        # weights.
+        self._finishes_each = unscale_each or watch is not None or prepared.plan.recomputes
         # The present or last function, if work after it remains.
         self._unfinished: List[Tuple[NodeStructure, Tuple[Rescale, ...]]] = []
         self._weights = ScaledWeights(prepared.kernels, prepared.pool, prepared.storage)
         self._leaves = LeafGradients(
-            prepared.kernels, prepared.pool, prepared.measurements, unscale_each=options.unscale_each
+            prepared.kernels, prepared.pool, prepared.measurements, unscale_each=unscale_each
         )
 
     def begin(self) -> Tuple[Hooks, Hooks]:
@@ -110,8 +101,8 @@ class HookedPass:
         if step is None:
             return
         self._prepared.rescale(step.before)
-        if self._copier is not None and node.layer_inputs:
-            self._copier(graph, node, step.scale)
+        if self._decision.copier is not None and node.layer_inputs:
+            self._decision.copier(graph, node, step.scale)
         self._unfinished[:] = [(node, step.after)]
         for index, (layer_input, alpha) in enumerate(zip(node.layer_inputs, step.alphas)):
             if alpha != 1.0:
