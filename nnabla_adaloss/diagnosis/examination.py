@@ -205,7 +205,7 @@ class _Examination:
                 examined.forward(examined.loss, index, again.after_forward)
                 self._random = [self._network.name(f) for f in again.jumps(self._network, REPEATED, REPEATED)]
             loss = float(examined.loss.d)
-            self._steps.take(in_fp32)
+            self._steps.take(index, in_fp32)
             forward = partial(examined.forward, emulation, index, as_stored.after_forward)
             passes.with_one_scale(forward, emulation, pre=as_stored.before_backward, round_gradients=False)
             as_stored.end()
@@ -245,7 +245,7 @@ class _Examination:
             yield from Deviations(self._network, self._as_stored[0]).next_to_the_end()
             yield from self._units.notes({cause.function for cause in causes})
         if not any(cause.kind == "on_gradients" for cause in causes):
-            yield from self._steps.notes()
+            yield from self._steps.notes(self._branches.shrinking if tried and not causes else None)
         jumping = self._network.listed(f for sight in self._in_fp32 for f in sight.jumping)
         if jumping:
             end = ", which samples pixels: gradients before are not judged."

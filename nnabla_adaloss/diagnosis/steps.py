@@ -4,7 +4,19 @@
 from __future__ import annotations
 
 import math
-from typing import AbstractSet, Any, Callable, Dict, Iterable, Iterator, Sequence, Set, Tuple
+from typing import (
+    AbstractSet,
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    Iterator,
+    Mapping,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +39,8 @@ _BY_LEARNING_RATE = {"Sgd", "Momentum", "Nesterov", "SgdW"}
 _RELATIVE = {"Lamb", "Lars"}
 # Solvers that add epsilon below a root.
 _EPSILON_IN_ROOT = {"AdaBelief", "Adadelta", "RMSpropGraves"}
-# Number of steps: a momentum has grown then. Growth of all parameters by them that no training survives.
-_TAKEN, _EXPLODES = 8, 100.0
+# Number of steps: a momentum has grown then.
+_TAKEN = 8
 # Share of all parameters that is left by steps of which a weight decay takes far too much.
 _SHRUNK = 0.5
 # Gradients whose squares, weighed by 1 - beta2 = 1e-3, fp32 does not hold with full precision.
@@ -40,6 +52,10 @@ _MOVED = 0.01
 _CLIPPED = 1e3
 # Factor that is noted if it leaves steps below this share of the weights.
 _CLIPPED_MUCH, _SMALL_STEP = 100.0, 1e-4
+# Share of the weights below which any step is noted: a thousand leave 99 % of them as they are.
+_NO_STEP = 1e-5
+# Growth of the loss by one step that changes the weights by more than themselves, as no sound step does.
+_DIVERGES = 10.0
 # Gradients below this share of the weight decay count as nothing beside it.
 _DECAYED = 0.01
 
@@ -64,14 +80,15 @@ class Steps:
         self._sizes: Dict[str, float] = {}
         # By layer: norms of its gradient, the largest so far, and of that which weight decay adds.
         self._norms: Dict[str, Tuple[float, float]] = {}
-        # Parameters that the steps make nonfinite, and the growth of all together.
+        # Parameters that the steps make nonfinite.
         self._broken: Set[str] = set()
-        self._growth, self._left_by_steps = 0.0, 1.0
-        # Largest share of all parameters that one step changes.
-        self._share = 0.0
+        # Smallest share of all parameters that the steps leave, and the largest that one step changes.
+        self._left_by_steps, self._share = 1.0, 0.0
+        # Losses before and after a step that makes it larger by far.
+        self._diverging: Tuple[float, float] = (0.0, 0.0)
 
-    def take(self, in_fp32: Sight) -> None:
-        """Take some steps from the gradients of a batch."""
+    def take(self, index: int, in_fp32: Sight) -> None:
+        """Take some steps from the gradients of a batch, given by its number."""
         examined, solver = self._examined, self._solver
         if examined.on_gradients is not None:
             for layer in self._layers:
@@ -104,15 +121,13 @@ class Steps:
             solver.set_states(states)
 
         with restored(restore):
-            for _ in range(_TAKEN):
+            solver.update()
+            self._compare_losses(index, before)
+            for _ in range(_TAKEN - 1):
                 solver.update()
             now = {hash(v): v.d for v in parameters.values()}
             steps = [now[key] - x for key, x in before.items()]
             old, new, step = (_norm(one) for one in (before.values(), now.values(), steps))
-            # Of small weights, also steps of the learning rate are large.
-            usual = solver.learning_rate() * math.sqrt(sum(x.size for x in steps))
-            if old and step > _EXPLODES * _TAKEN * usual:
-                self._growth = max(self._growth, new / old)
             if old:
                 self._share = max(self._share, step / old / _TAKEN)
                 self._left_by_steps = min(self._left_by_steps, new / old)
@@ -125,8 +140,19 @@ class Steps:
                 # What the solver does not have is not judged.
                 self._moved[layer.name] = max([self._moved[layer.name], *shares, float(not held)])
 
-    def notes(self) -> Iterator[Note]:
-        """Note gradients that `on_gradients` makes 0, or smaller by far."""
+    def _compare_losses(self, index: int, before: Mapping[int, NDArray[Any]]) -> None:
+        """Compare the loss after a step from the weights `before` it with that of the last forward."""
+        examined, parameters = self._examined, self._solver.get_parameters().values()
+        step, old = _norm(v.d - before[hash(v)] for v in parameters), _norm(before.values())
+        if 0.0 < old < step < math.inf:
+            loss = float(examined.loss.d)
+            examined.forward(examined.loss, index)
+            after = float(examined.loss.d)
+            if not abs(after) < _DIVERGES * abs(loss):
+                self._diverging = loss, after
+
+    def notes(self, shrinking: Optional[Shrinking] = None) -> Iterator[Note]:
+        """Note gradients that `on_gradients` makes 0 or far smaller; with `shrinking`, also small steps."""
         zeroed = [name for name, amax in self._left.items() if self._arriving[name] and not amax]
         arriving, left = (max(one.values(), default=0.0) for one in (self._arriving, self._left))
         if zeroed and left:
@@ -135,6 +161,12 @@ class Steps:
         if least * left < arriving < math.inf and left:
             end = f" leaves {left:.1e} of gradients of {arriving:.1e}: the updater has unscaled them before."
             yield Note("", ["on_gradients"], end)
+        elif shrinking is not None and 0.0 < self._share < _NO_STEP:
+            clause, remedy = shrinking(max(self._left, key=self._left.__getitem__))
+            end = f" change {self._share:.0e} of the weights each, at a learning rate of "
+            end += f"{self._solver.learning_rate():g}{clause}: 1,000 of them move the weights by "
+            end += f"{1e3 * self._share:.2g} of their size at most. Unless that is on purpose, "
+            yield Note("Steps of ", [self._solver.name], f"{end}{remedy or remedies.LEARNING_RATE}.")
 
     def causes(self, noisy: AbstractSet[str], shrinking: Shrinking) -> Iterator[Cause]:
         """Causes, except for `noisy` layers."""
@@ -151,15 +183,16 @@ class Steps:
             what = "its learning rate is 0 after the feeder, so that nothing moves"
             yield Cause("learning_rate", self._solver.name, what, remedies.RATE)
         trained = {name: amax for name, amax in self._left.items() if amax and name not in noisy}
-        # Where steps are gradients times the learning rate, it may be the reason for large weights.
-        by_rate = self._solver is None or self._solver.name in _BY_LEARNING_RATE
-        if self._broken or (self._growth > _EXPLODES and not by_rate):
-            what = f"its first steps make all weights together {self._growth:.1g} times larger"
+        before, after = self._diverging
+        if self._broken or after != before:
+            what = f"its first step changes the loss from {before:.3g} to {after:.3g}"
             if self._broken:
                 what = f"its first steps make NaNs or infinities of {listed(sorted(self._broken))}"
             what += f", at a learning rate of {self._solver.learning_rate():g}"
-            least, remedy = min(filter(None, self._left.values()), default=1.0), remedies.SETTINGS
-            if least < _SQUARE_VANISHES:
+            least = min(filter(None, self._left.values()), default=1.0)
+            by_rate = self._solver.name in _BY_LEARNING_RATE
+            remedy = remedies.SETTINGS if self._broken and not by_rate else remedies.SMALLER_STEPS
+            if least < _SQUARE_VANISHES and not by_rate:
                 what += f": the squares of gradients of {least:.1e} are next to 0 in fp32"
                 remedy = remedies.LARGER_GRADIENTS
             yield Cause("solver", self._solver.name, what, remedy, parameters=(*sorted(self._broken),))

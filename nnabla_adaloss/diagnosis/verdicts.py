@@ -244,6 +244,9 @@ def _network(network: NetworkNumbers, layers: List[LayerVerdict], needs: Optiona
 
     if needs is None:
         line = f"No scaling keeps all gradients in {network.storage}: {fails(Way.ADAPTIVE)}. "
+        worst = {way: max(layer.effects[way].error for layer in network.layers) for way in Way}
+        if worst[Way.NONE] > 2.0 * worst[Way.ADAPTIVE]:
+            line += f"AdaptiveLossScalingUpdater comes closest; without, {fails(Way.NONE)}. "
         return f"{line}Use {other or 'more bits'}."
     if needs is Way.NONE:
         full = [n for n in network.layers if n.effects[Way.CONSTANT].overflow]

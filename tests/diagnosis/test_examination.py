@@ -829,6 +829,17 @@ def test_small_weights_may_grow_fast() -> None:
     assert "solver" not in {cause.kind for cause in causes}
 
 
+def test_steps_that_hardly_move_the_weights_are_a_note() -> None:
+    loss, feed = network()
+    diagnosis = diagnose(updater_of(loss * 1e-4, feed, S.Momentum(0.01)), batches=2)
+    (note,) = map(str, diagnosis.numbers.notes)
+    assert re.match(
+        r"Steps of Momentum change \de-0\d of the weights each, at a learning rate of 0.01; the loss", note
+    )
+    assert note.endswith("use a larger learning rate: with a loss weight, divide it by that.")
+    assert not diagnosis.verdict.causes
+
+
 def test_gradients_that_on_gradients_makes_far_smaller_are_a_note() -> None:
     updater = updater_of(*network(), S.Sgd(0.1), on_gradients=lambda solver: solver.scale_grad(1.0 / 65536.0))
     (note,) = map(str, diagnose(updater, batches=2).numbers.notes)

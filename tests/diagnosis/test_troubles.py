@@ -34,7 +34,9 @@ def faces(build: Callable[[], Built], trained: bool = True) -> Iterator[Diagnosi
         graph = Graph(loss)
         leaves = graph.by_key(GraphPlan(graph).leaves)
         parameters = {name: v for name, v in nn.get_parameters().items() if hash(v) in leaves}
-        yield diagnose(updater_of(loss, feed, S.Sgd(1e10), parameters or nn.get_parameters()), batches=2)
+        yield diagnose(
+            updater_of(loss, feed, S.Adam(1e-3, eps=1e-30), parameters or nn.get_parameters()), batches=2
+        )
 
 
 @pytest.mark.parametrize("name", TROUBLES)

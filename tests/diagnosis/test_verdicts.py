@@ -82,6 +82,16 @@ ALL = {way.name.lower(): LOST for way in Way}
             "No scaling keeps all gradients in float16: lost has an error of 70%, as float16 is coarse",
         ),
         (
+            [
+                layer(
+                    "a", none=LOST, one=StorageEffect(0.0, 0.0, 0.1), adaptive=StorageEffect(0.0, 0.0, 0.15)
+                ),
+                layer("b", constant=LOST, one=LOST),
+            ],
+            None,
+            "AdaptiveLossScalingUpdater comes closest; without, a loses 90% to underflow. Use bfloat16",
+        ),
+        (
             [layer("a", **{way.name.lower(): StorageEffect(0.0, 0.0, 0.4) for way in Way})],
             Way.NONE,
             "float16 needs no scaling here. Errors of gradients reach 40%, as float16 is coarse here.",

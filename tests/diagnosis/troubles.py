@@ -856,9 +856,14 @@ def contrasts_of_timestamps(mended: bool) -> Built:
     )
 
 
-@trouble("solver", "RMSprop", "times larger, at a learning rate of 0.001", remedy=remedies.SETTINGS)
+@trouble("solver", "RMSprop", "changes the loss from", remedy=remedies.SMALLER_STEPS)
 def steps_without_squares(mended: bool) -> Built:
     return trained(network(), S.RMSprop(1e-3, decay=0.9 if mended else 1.0))
+
+
+@trouble("solver", "Sgd", "at a learning rate of 10000", remedy=remedies.SMALLER_STEPS)
+def steps_far_beyond_the_weights(mended: bool) -> Built:
+    return trained(network(), S.Sgd(0.1 if mended else 1e4))
 
 
 @trouble("solver", "Adam", "fc1/affine/W", remedy=remedies.SETTINGS)
