@@ -44,7 +44,9 @@ class Batches:
     def zero_origin(self, v: nn.Variable) -> nn.Variable:
         """Origin of zeros that are only repeated or reshaped."""
         while v.parent is not None:
-            read = v.parent.inputs[1:2] if v.parent.info.type_name == "Embed" else v.parent.inputs
+            kind, read = v.parent.info.type_name, v.parent.inputs
+            # A product of zeros is 0, if its bias is 0, too.
+            read = read[1:2] if kind == "Embed" else read[:1] if is_matrix_product(kind) else read
             if [self.largest(w) for w in read] != [0.0]:
                 break
             v = read[0]

@@ -7,7 +7,6 @@ import math
 from typing import Any, Iterator, List, Optional, Sequence, Set, Tuple
 
 import nnabla as nn
-import numpy as np
 
 from . import remedies
 from .causes import Cause, Note, listed
@@ -53,7 +52,7 @@ class Deviations(Operands):
         return Cause("exploding_gradient", name, what, growth.remedy, False, (), growth.parameters, True)
 
     def notes(self) -> Iterator[Note]:
-        """Note a number that only fp32 keeps finite, lost inputs, double softmaxes, targets beyond 0 to 1."""
+        """Note a number that only fp32 keeps finite, states that absorb sums, and lost inputs."""
         network, functions = self.network, self.network.graph.functions
         seen = ((f, self.sight.data.get(hash(f.outputs[0]))) for f in functions if f.outputs[0].size == 1)
         beyond = [f for f, one in seen if one and one.abs_max > network.format(f.outputs[0]).max]
@@ -77,17 +76,6 @@ class Deviations(Operands):
             if hash(v) not in network.names and self.vanished(v) > _ALL * v.size:
                 end = f", which becomes 0 in {network.format(v).name}: {remedies.SCALE_DATA}."
                 yield Note("No layer sees ", [network.called(v)], end)
-        for f in functions:
-            kind = f.info.type_name
-            before = f.inputs[0].parent.info.type_name if f.inputs and f.inputs[0].parent is not None else ""
-            if kind == f"{before}CrossEntropy" or (before, kind) == ("LogSoftmax", "SoftmaxCrossEntropy"):
-                end = f" applies a {before.lower()} to the output of one: give it the scores."
-                yield Note("", [network.name(f)], end)
-            if kind in ("SigmoidCrossEntropy", "BinaryCrossEntropy") and f.inputs[1].parent is None:
-                least, most = float(np.min(f.inputs[1].d)), float(np.max(f.inputs[1].d))
-                if least < 0.0 or most > 1.0:
-                    end = f" reads targets from {least:g} to {most:g}, where they must be from 0 to 1."
-                    yield Note("", [network.name(f)], end)
 
     def next_to_the_end(self) -> Iterator[Note]:
         """Note the largest numbers, if a few doublings are beyond the format."""

@@ -6,11 +6,13 @@ from __future__ import annotations
 from typing import AbstractSet, Any, Dict, Iterator, List, Sequence, Set, Tuple
 
 import nnabla as nn
+import numpy as np
 
+from ..core.formats import FLOAT32
 from ..graph.functions import is_matrix_product
 from . import remedies
 from .batches import Batches
-from .causes import Cause, listed
+from .causes import Cause, Note, listed
 from .finite import Finiteness
 from .operands import Operands
 from .target import DIFFERENCES, NORMALIZATIONS, Network
@@ -18,6 +20,8 @@ from .watching import INDICES, Sight, largest
 
 # An activation is saturated if more than this share of its outputs is in its flat part, in every batch.
 _MOST = 0.5
+# Number of saturated activations that is noted if they are most, although their layers get a gradient.
+_MANY = 4
 
 # Functions that stop the gradient on purpose.
 _STOPS = {"Unlink", "Sink"}
@@ -30,7 +34,7 @@ _SATURATES = {*_BOUNDS, "Exp", "Sigmoid", "Softmax", "Tanh"}
 # Functions that hand the gradient on to some of their numbers.
 _CHOOSING = {"Max", "MaxPooling", "Maximum2", "Min", "Minimum2", "TopKData"}
 # Functions that end no gradient by themselves.
-_HANDS_ON = {"Add2", "AddScalar", "Broadcast", "Mean", "Reshape", "Sub2", "Sum", "Transpose"}
+_HANDS_ON = {"Add2", "AddScalar", "Broadcast", "Mean", "MulScalar", "Reshape", "Sub2", "Sum", "Transpose"}
 # Functions that count errors.
 _METRICS = {"BinaryError", "TopNError"}
 _SOFTMAX = {"Softmax", "LogSoftmax", "SoftmaxCrossEntropy"}
@@ -217,6 +221,18 @@ class Ends(Batches):
                 fatal = before <= self._starved and not self._learns({key})
                 yield cause._replace(fatal=fatal, spoils=spoils)
 
+    def mostly(self) -> Iterator[Note]:
+        """Note saturated activations whose layers get a gradient by others, such as gates of an LSTM."""
+        nodes, flat = self._network.nodes, self._sights[0].flat
+        kinds = {key: node.type_name for key, node in nodes.items() if key in flat and not node.loss_section}
+        own = [key for key, kind in kinds.items() if kind in ("Sigmoid", "Tanh")]
+        most = [key for key in own if np.mean([s.flat.get(key, 0.0) for s in self._sights]) > _MOST]
+        if len(most) >= _MANY and len(most) > _MOST * len(own):
+            f = self._network.in_order(map(self._network.function, most))[0]
+            cause = self._saturated(f, "", remedies.SATURATED)
+            begin = f"Most outputs of {len(most)} activations are where the derivative is next to 0, from "
+            yield Note(begin, [self._network.name(f)], f" on{cause.what}: {cause.remedy}.")
+
     def _saturated(self, f: Any, what: str, remedy: str) -> Cause:
         """Cause of saturation: what makes its inputs large, or the function."""
         # What a softmax reads of a mask is no fault.
@@ -299,8 +315,8 @@ class Ends(Batches):
         if kind == "MulScalar" and not args["val"]:
             what = "it is a loss weight of 0" if network.is_loss_weight(f) else "it multiplies by 0"
             return cause("zero_factor", what, remedies.ZERO_FACTOR)
-        if kind == "MulScalar":
-            arriving = self.gradient(node.outputs)
+        arriving = self.gradient(node.outputs)
+        if kind == "MulScalar" and arriving * abs(args["val"]) < FLOAT32.smallest_subnormal:
             what = f"it multiplies the gradient, which is {arriving:.1g}, by {args['val']:g}, which gives 0"
             return cause("small_factors", what, remedies.SMALL_FACTORS)
         weights = [v for v in zeros if hash(v) in names and v.ndim > 1]
@@ -342,7 +358,10 @@ class Ends(Batches):
         cancelling = self._cancelling(f) if kind in _HANDS_ON else None
         if cancelling is not None:
             what = f"it computes the same whatever {called(f.inputs[0])} is: the gradients to it cancel"
-            return Cause("cancels", self._network.name(cancelling), what, remedies.NOT_CONSTANT)
+            node = network.nodes[hash(cancelling)]
+            compares = node.loss_section and node.type_name in DIFFERENCES
+            remedy = remedies.UNLINK_TARGET if compares else remedies.NOT_CONSTANT
+            return Cause("cancels", self._network.name(cancelling), what, remedy)
         # A rectifier that is not dead is not saturated.
         is_activation = len(f.inputs) == 1 and f.inputs[0].size == f.outputs[0].size
         is_other = kind in _METRICS | _RECTIFIERS or remedies.is_square(f)

@@ -14,7 +14,7 @@ from ..core.formats import canonical_name
 from ..core.precision import LayerPrecisions, PrecisionLike, PrecisionName, StorageLike
 from ..emulation import FormatEmulation
 from ..graph.functions import is_matrix_product
-from . import remedies
+from . import inputs, remedies
 from .advice import PrecisionAdvice, advise, candidates_of
 from .branches import Branches
 from .causes import Cause, Note, distinct, listed, summed_up
@@ -233,6 +233,9 @@ class _Examination:
     def _notes(self, tried: bool, layers: Sequence[LayerNumbers], causes: Sequence[Cause]) -> Iterator[Note]:
         """Describe inputs of zeros, and gradients that are not judged, because passes differ."""
         if tried:
+            yield from inputs.notes(self._examined, self._network, self._in_fp32)
+            if not any(cause.kind == "saturated" for cause in causes):
+                yield from self._ends.mostly()
             yield from self._branches.blank()
             alike = alike_weights(self._network)
             if alike and not any(cause.kind == "equal_units" for cause in causes):

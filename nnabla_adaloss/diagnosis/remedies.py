@@ -51,6 +51,7 @@ PADDING = (
 NO_DERIVATIVE = "use a function with a derivative, such as a factor of the scores, or a straight-through one"
 NO_BACKWARD = f"for a condition or an index, set need_grad=False on it; else {NO_DERIVATIVE}"
 NOT_CONSTANT = "check what the loss computes of it, which is constant"
+UNLINK_TARGET = f"{NOT_CONSTANT}: a target that is computed of the prediction is to be unlinked"
 MEAN_OF_SOFTMAX = f"{NOT_CONSTANT}, as a mean over all classes of a softmax is"
 MEAN_OF_NORMALIZED = f"{NOT_CONSTANT}, as a mean of normalised numbers is: put an activation before the mean"
 NOTHING_LEFT = "leave it out, or change what it adds up or subtracts, which is 0 but for rounding"

@@ -29,7 +29,7 @@ _EXACT = Format.ieee("exact", exponent_bits=8, mantissa_bits=22)
 # Rounding errors of a bias are not so many times as large as those of its weights.
 _TIMES = 16.0
 # Functions that add up or subtract, and those that hand on what is the same for all numbers.
-_SUMS = {"Add2", "AddScalar", "GlobalAveragePooling", "Mean", "RSubScalar", "Sub2", "Sum"}
+_SUMS = {"Add2", "AddScalar", "AveragePooling", "GlobalAveragePooling", "Mean", "RSubScalar", "Sub2", "Sum"}
 _LINEAR = {*PRODUCTS, "Add2", "AddScalar", "Broadcast", "BroadcastTo", "MulScalar", "Reshape", "Transpose"}
 # Functions that compare numbers, and so remove what is the same for all.
 _COMPARING = {*SOFTMAX, *NORMALIZATIONS, "SoftmaxCrossEntropy"}
@@ -48,6 +48,7 @@ class RoundingNoise:
         self._amplifies = False
         # Keys of parameters whose gradients are rounding errors; known after all batches.
         self.gradients: Set[int] = set()
+        self._sights: Sequence[Sight] = ()
         # Functions on the gradient's way whose numbers are rounding errors.
         self.functions: List[Any] = []
 
@@ -67,7 +68,7 @@ class RoundingNoise:
 
     def end(self, sights: Sequence[Sight]) -> None:
         """Find the gradients, after all batches."""
-        self.gradients = self._finely.zeros()
+        self._sights, self.gradients = sights, self._finely.zeros()
         if not self._amplifies:
             self.gradients |= self._finely.differing(_NOISE)
         # Biases beside weights with rounding errors, too: theirs may be equal by chance.
@@ -125,11 +126,22 @@ class RoundingNoise:
             is_softmax = remedies.is_a(own[0], *SOFTMAX)
             remedy = remedies.MEAN_OF_SOFTMAX if is_softmax else remedies.MEAN_OF_NORMALIZED
             why = "hands none on, as all numbers that it compares get the same"
+            same = self._same_inputs(own[0])
+            if same:
+                remedy, why = remedies.DIFFERENT, "hands none on, as the same numbers are read by "
+                why += network.listed(same)
             return f": {network.name(own[0])} {why}", remedy
         if remedies.is_a(reader, *_COMPARING):
             why = "removes it, as it is the same for all numbers that this compares"
             return f": {network.name(reader)} {why}", remedies.CANCELS
         return f": its parts cancel in {network.listed(own)}" * bool(own), remedies.NOT_CONSTANT
+
+    def _same_inputs(self, f: Any) -> List[Any]:
+        """Softmaxes, such as that of a teacher, that read the same numbers from another variable."""
+        own, seen = f.inputs[0], self._sights[0].data
+        others = [g for g in self._network.graph.functions if remedies.is_a(g, *SOFTMAX)]
+        same = [g for g in others if seen.get(hash(g.inputs[0])) == seen.get(hash(own))]
+        return [g for g in same if g.inputs[0] != own]
 
     def _behind(self, layer: Layer) -> Iterator[Any]:
         """A layer's functions, and those that depend on them."""

@@ -159,7 +159,7 @@ class Steps:
             yield Note("on_gradients makes all gradients 0 of ", zeroed, ".")
         least = _CLIPPED_MUCH if 0.0 < self._share < _SMALL_STEP else _CLIPPED
         if least * left < arriving < math.inf and left:
-            end = f" leaves {left:.1e} of gradients of {arriving:.1e}: the updater has unscaled them before."
+            end = f" leaves {left:.1e} of unscaled gradients of {arriving:.1e}: {remedies.CLIP_LESS}."
             yield Note("", ["on_gradients"], end)
         elif shrinking is not None and 0.0 < self._share < _NO_STEP:
             clause, remedy = shrinking(max(self._left, key=self._left.__getitem__))
@@ -212,6 +212,11 @@ class Steps:
         least = math.sqrt(epsilon) if of else epsilon
         small = [name for name, amax in trained.items() if amax < least or self._moved[name] < _MOVED]
         if not small:
+            arriving, left = max(self._arriving.values()), max(self._left.values())
+            if arriving > _CLIPPED * left and 0.0 < self._share < _NO_STEP:
+                what = f"it leaves {left:.1e} of gradients of {arriving:.1e}, so that a step changes "
+                what += f"{self._share:.0e} of the weights"
+                yield Cause("on_gradients", "on_gradients", what, remedies.CLIP_LESS)
             return
         name = min(small, key=trained.__getitem__)
         told, remedy = "epsilon", remedies.LARGER_LOSS if kind == "Adadelta" else remedies.EPSILON

@@ -110,6 +110,11 @@ class Subject:
         self._draw_again()
         loss.forward(function_post_hook=hook)
 
+    def values(self, v: nn.Variable) -> Optional[NDArray[Any]]:
+        """Numbers of an input in all batches, along a new first axis; None if it cannot be fed."""
+        position = next((p for p, w in self._inputs.items() if hash(w) == hash(v)), None)
+        return None if position is None else np.stack([batch[position] for batch in self._batches])
+
     def _current_loss(self) -> nn.Variable:
         variable = variable_of(self._source if self._updater is None else self._updater.loss)
         if variable.size != 1:
@@ -187,7 +192,10 @@ class Subject:
         if written:
             notes.append(f"The feeder writes to {listed(sorted(written))}, which the solver trains.")
         if never and self.unfed is None:
-            notes.append(f"Nobody has filled {' or '.join(map(input_name, never))}.")
+            labelled = zip(self.plan.labels, self.graph.functions)
+            readers = {hash(v): label for label, f in labelled for v in f.inputs}
+            told = [f"{input_name(v)}, read by {readers[hash(v)]}" for v in never]
+            notes.append(f"Nobody has filled {', or '.join(told)}: {remedies.FILL_TARGET}.")
         self.notes = [Note(text) for text in notes]
 
     def _unfed(self, blank: Set[int]) -> Optional[Tuple[nn.Variable, Any]]:

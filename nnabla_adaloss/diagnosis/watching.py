@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.statistics import ArrayStatistics
-from ..graph.functions import written_inputs
+from ..graph.functions import is_matrix_product, written_inputs
 from ..kernels import Kernels
 from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype
 from ..kernels.interface import RoundingStatistics
@@ -66,6 +66,8 @@ class Sight:
         self._last: Any = None
         # Share of each activation's outputs (of a softmax, of its rows) with next to no derivative.
         self.flat: Dict[int, float] = {}
+        # Deviation of the rows that a product with a weight reads from their mean, relative to their size.
+        self.variation: Dict[int, float] = {}
         # Functions that sample places on pixels, where their derivative jumps.
         self.jumping: List[Any] = []
         self.in_fp32 = in_fp32
@@ -120,6 +122,11 @@ class Sight:
             if type_name in _FLATNESS:
                 flat = _FLATNESS[type_name](f)
                 self.flat[hash(f)] = float(np.mean(flat)) if flat.size else 0.0
+            if is_matrix_product(type_name) and f.inputs[1].parent is None and len(f.inputs[0].data.data) > 1:
+                rows = f.inputs[0].data.data
+                size = float(np.linalg.norm(rows))
+                difference = float(np.linalg.norm(rows - rows.mean(axis=0)))
+                self.variation[hash(f)] = difference / size if size else math.inf
         elif type_name in ("Add2", "Sub2") and _absorbs(f):
             self.absorbing.add(hash(f))
 

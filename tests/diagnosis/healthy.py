@@ -493,6 +493,20 @@ def normalized_twice() -> Built:
     return network(layers)
 
 
+def slots_of_zeros() -> Built:
+    """Keys get a gradient once the slots, which do, have moved."""
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        slots = nn.parameter.get_parameter_or_create("slots", (1, 4, 8), I.ConstantInitializer(0.0))
+        queries = PF.affine(F.broadcast(slots, (32, 4, 8)), 8, base_axis=2, name="q")
+        read = F.reshape(x, (32, 2, 8))
+        keys, values = (PF.affine(read, 8, base_axis=2, name=name) for name in "kv")
+        chosen = F.batch_matmul(F.softmax(F.batch_matmul(queries, keys, transpose_b=True)), values)
+        return F.reshape(F.tanh(chosen), (32, 32))
+
+    return network(layers)
+
+
 HEALTHY: Dict[str, Callable[[], Built]] = {
     name: found
     for name, found in list(globals().items())

@@ -2639,3 +2639,36 @@ def steps_of_time_that_explode(mended: bool) -> Built:
         return state
 
     return network(layers)
+
+
+@trouble("cancels", "head/affine/HuberLoss", "the gradients to it cancel", remedy=remedies.UNLINK_TARGET)
+def a_target_that_moves_with_the_prediction(mended: bool) -> Built:
+    def loss(y: nn.Variable, t: nn.Variable) -> nn.Variable:
+        q = F.max(y, axis=1, keepdims=True)
+        return F.mean(F.huber_loss(q, (q.get_unlinked_variable(need_grad=False) if mended else q) * 1.0 + t))
+
+    return network(lambda x: affine(hidden(x), 5, "head"), loss)
+
+
+@trouble("rounding_noise", "head/affine#2", "the same numbers are read by", remedy=remedies.DIFFERENT)
+def a_teacher_with_the_weights_of_its_student(mended: bool) -> Built:
+    x, t = inputs()
+    scores = affine(hidden(x), 5, "head")
+    teacher = F.softmax(affine(hidden(x), 5, "teacher" if mended else "head"))
+    teacher.need_grad = False
+    return -F.mean(F.sum(teacher * F.log_softmax(scores), axis=1)), feeder(x, t)
+
+
+@trouble(
+    "rounding_noise",
+    "in/instance_normalization/AveragePooling",
+    remedy=remedies.MEAN_OF_NORMALIZED,
+    fatal=False,
+)
+def planes_normalised_and_averaged(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        h = PF.convolution(x, 4, (3, 3), pad=(1, 1), name="conv")
+        h = PF.instance_normalization(h, name="in")
+        return affine(F.average_pooling(F.relu(h) if mended else h, h.shape[2:]), 5, "head")
+
+    return network(layers, cross_entropy, shape=IMAGES)

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Notes about inputs and targets, and about functions that read them so that no layer can learn from them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Callable, Iterator, Optional, Sequence
+
+import nnabla as nn
+import numpy as np
+from numpy.typing import NDArray
+
+from ..graph.functions import is_matrix_product
+from . import remedies
+from .causes import Note
+from .target import DIFFERENCES, Network, Subject
+from .watching import Sight
+
+# Function that returns the numbers of a reshaped input, whose first axis is that of batches; None for others.
+Fed = Callable[[nn.Variable], Optional[NDArray[Any]]]
+
+# Functions that hand on all numbers in another shape.
+_RESHAPES = ("Broadcast", "BroadcastTo", "Reshape", "Transpose")
+# Range of the outputs of functions, and share of targets beyond it that is noted.
+_RANGES = {
+    **dict.fromkeys(("HardSigmoid", "Sigmoid", "Softmax"), (0.0, 1.0)),
+    **dict.fromkeys(("ReLU", "SoftPlus"), (0.0, math.inf)),
+    **dict.fromkeys(("HardTanh", "Tanh"), (-1.0, 1.0)),
+}
+_MOST = 0.5
+# Deviation of the rows of a batch, and of all numbers of an input, as a share of their size, that is noted.
+_ALIKE, _FLAT, _EQUAL = 1e-3, 0.01, 1e-6
+# Share of dropped numbers that is noted.
+_DROPS = 0.9
+# Numbers of an input that hardly differ from 0, above those that a format may lose; and those that saturate
+# gates.
+_HELD, _SMALL, _LARGE = 1e-7, 0.02, 20.0
+_GATED = {"GRU", "LSTM", "RNN"}
+_SOFTMAX = {"LogSoftmax", "Softmax", "SoftmaxCrossEntropy"}
+_OF_LABELS, _FEW = {"CategoricalCrossEntropy", "SoftmaxCrossEntropy"}, 16
+_PROBABILITIES = {"BinaryCrossEntropy", "SigmoidCrossEntropy"}
+
+
+def notes(examined: Subject, network: Network, sights: Sequence[Sight]) -> Iterator[Note]:
+    """Note inputs with equal rows or lost columns, and functions that read inputs wrongly."""
+
+    def fed(v: nn.Variable) -> Optional[NDArray[Any]]:
+        while remedies.is_a(v.parent, *_RESHAPES):
+            v = v.parent.inputs[0]
+        return None if hash(v) in network.names else examined.values(v)
+
+    for f in network.graph.functions:
+        if hash(f) in network.nodes and f.inputs:
+            for text in _of(f, network, fed):
+                yield Note("", [network.name(f)], f" {text}.")
+    products = [f for f in network.graph.functions if _has_weights(f, network)]
+    alike = [f for f in products if all(s.variation.get(hash(f), 1.0) < _ALIKE for s in sights)]
+    if alike and alike[-1] == products[-1] and len(sights) > 1:
+        end = f" on: in each batch, the rows that it reads differ by less than {_ALIKE:.1%}."
+        yield Note("No layer can tell samples apart, from ", [network.name(alike[0])], end)
+    for v in filter(network.is_input, network.inputs.values()):
+        x, stored = fed(v), network.format(v)
+        if x is not None and x.ndim > 2:
+            is_lost = np.abs(x.reshape(-1, x.shape[-1])) < stored.smallest_subnormal / 2.0
+            middle, deviation = float(x.mean()), float(x.std())
+            if _EQUAL * abs(middle) < deviation < _FLAT * abs(middle):
+                end = f" differ by {deviation:.2g} from {middle:.3g}, their mean: {remedies.NORMALISE_DATA}."
+                yield Note("Numbers of ", [network.called(v)], end)
+            columns = is_lost.all(axis=0) & (x.reshape(is_lost.shape) != 0.0).any(axis=0)
+            if 0 < np.count_nonzero(columns) < columns.size:
+                where = f"column {np.flatnonzero(columns)[0]} of its last axis becomes 0 in {stored.name}"
+                yield Note("Of ", [network.called(v)], f", {where}: {remedies.SCALE_DATA}.")
+
+
+def _has_weights(f: Any, network: Network) -> bool:
+    return is_matrix_product(f.info.type_name) and hash(f.inputs[1]) in network.names
+
+
+def _of(f: Any, network: Network, fed: Fed) -> Iterator[str]:
+    """Clauses about a function."""
+    kind, args = f.info.type_name, f.info.args
+    first, targets = fed(f.inputs[0]), fed(f.inputs[1]) if len(f.inputs) > 1 else None
+    before = f.inputs[0].parent.info.type_name if f.inputs[0].parent is not None else ""
+    if kind == f"{before}CrossEntropy" or (before, kind) == ("LogSoftmax", "SoftmaxCrossEntropy"):
+        yield f"applies a {before.lower()} to the output of one: give it the scores"
+    if kind == "Dropout" and args["p"] >= _DROPS:
+        yield f"drops {args['p']:.0%} of all numbers: {remedies.DROPOUT}"
+    # Of a square, such as of pairs of images and texts, both axes are of samples.
+    is_square = len({*f.inputs[0].shape}) < 2 or f.inputs[0].ndim != 2
+    if kind in _SOFTMAX and args["axis"] == 0 and network.nodes[hash(f)].loss_section and not is_square:
+        yield "normalises over the first axis, which is that of samples: choose the axis of classes"
+    if first is not None and _has_weights(f, network) and _HELD < np.abs(first).max() < _SMALL:
+        yield f"reads numbers up to {np.abs(first).max():.2g} only: {remedies.NORMALISE_DATA}"
+    if first is not None and kind in _GATED and np.abs(first).max() > _LARGE:
+        size = f"{np.abs(first).max():.3g}"
+        yield f"reads numbers up to {size}, which saturate its gates: {remedies.NORMALISE_DATA}"
+    if targets is None:
+        return
+    least, most = targets.min(), targets.max()
+    if kind in _PROBABILITIES and (least < 0.0 or most > 1.0):
+        yield f"reads targets from {least:g} to {most:g}, where they must be from 0 to 1"
+    # Of a contrast, the first of several concatenated scores is that of the right pair.
+    is_contrast = remedies.is_a(remedies.origin(f.inputs[0]), "Concatenate")
+    if kind in _OF_LABELS and targets.size > _FEW and least == most >= 0.0 and not is_contrast:
+        yield f"reads the label {least:g} of all samples: {remedies.LABELS}"
+    if kind in DIFFERENCES:
+        low, high = _RANGES.get(before, (-math.inf, math.inf))
+        if np.mean((targets < low) | (targets > high)) > _MOST:
+            yield f"compares numbers from {low:g} to {high:g} with targets from {least:.3g} to {most:.3g}"
+        count = max(f.outputs[0].shape, default=0)
+        if count > 1 and {v.shape for v in f.inputs} == {(count, 1), (1, count)}:
+            yield f"compares each of {count} numbers with each of {count} targets: reshape one of them"
