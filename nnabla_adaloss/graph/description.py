@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import heapq
-from itertools import chain, repeat
-from operator import attrgetter, sub
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
@@ -33,12 +32,6 @@ class Uses(NamedTuple):
     def part(self, index: int) -> slice:
         """Slice of one function's entries."""
         return slice(self.ends[index - 1] if index else 0, self.ends[index])
-
-    @property
-    def functions(self) -> List[int]:
-        """Index of the function of each entry."""
-        counts = map(sub, self.ends, [0, *self.ends])
-        return list(chain.from_iterable(map(repeat, range(len(self.ends)), counts)))
 
     def by_function(self, of_each: Optional[List[Any]] = None) -> List[List[Any]]:
         """Positions by function, or the corresponding elements of `of_each`."""

@@ -28,9 +28,6 @@ logger = logging.getLogger("nnabla_adaloss")
 # Arguments that nnabla's functions cast to the type of their arrays (`(T)a0` in its sources).
 _CONSTANTS = frozenset({"val", "alpha", "beta", "delta", "epsilon"})
 
-# nnabla's name for the implementation of every Python function.
-_PYTHON = "Callback"
-
 
 def float_tail(
     graph: Graph, candidates: Sequence[int], storage: Format = FLOAT16
@@ -144,7 +141,8 @@ def _compute_in_float(graph: Graph, functions: AbstractSet[int]) -> List[nn.Vari
         make = getattr(nnabla.function, described.type_names[index])
         inputs, outputs = f.inputs, f.outputs
         computed = all(map(_is_written, outputs))
-        recompute = computed and all(is_computed(v) for v in inputs if v.parent is not None)
+        present = (_is_written(v) and not v.data.clear_called for v in inputs if v.parent is not None)
+        recompute = computed and all(present)
         function = make(float_context(f.context), **described.args[index])
         made = function(*inputs, n_outputs=len(outputs), auto_forward=recompute)
         for old, new in zip(outputs, made if isinstance(made, (list, tuple)) else [made]):
@@ -172,7 +170,7 @@ def _before_python(functions: List[Any]) -> Set[Any]:
                 writers.setdefault(reader, []).append(f)
     # Back from the Python functions.
     result: Set[Any] = set()
-    waiting = [f for f in readers if f.name == _PYTHON]
+    waiting = [f for f in readers if f.name == "Callback"]  # nnabla's name for all of them
     while waiting:
         f = waiting.pop()
         if f not in result:
@@ -194,11 +192,6 @@ def _at_the_loss(described: GraphDescription) -> Set[int]:
             at_loss.add(index)
             waiting += [p for p in described.producers[described.inputs.part(index)] if p is not None]
     return at_loss
-
-
-def is_computed(variable: nn.Variable) -> bool:
-    """True if a function has written `variable`, and its data was not cleared."""
-    return _is_written(variable) and not variable.data.clear_called
 
 
 def _is_written(variable: nn.Variable) -> bool:

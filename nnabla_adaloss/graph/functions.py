@@ -45,7 +45,7 @@ class Function(NamedTuple):
     unscales: bool = False
     # True if backward reads more than `Function.grad_depends_input_data` reports.
     reads_more: bool = False
-    # Inputs that forward or backward writes, unless an argument in `_SWITCHES` is false.
+    # Inputs that forward or backward writes, unless `batch_stat` or `update_running_mean` is false.
     writes: FrozenSet[int] = frozenset()
     # True if its output shares its input's memory, unless its argument `inplace` is false.
     hands_memory_on: bool = False
@@ -184,9 +184,6 @@ FUNCTIONS = {name: row for names, row in _ROWS.items() for name in names.split()
 
 _DEFAULTS = Function()
 
-# Arguments that, if false, keep a function from writing inputs.
-_SWITCHES = ("batch_stat", "update_running_mean")
-
 
 def properties_of(type_name: str) -> Function:
     """Properties of a function, by type name."""
@@ -199,8 +196,9 @@ def is_matrix_product(type_name: str) -> bool:
 
 
 def written_inputs(type_name: str, args: Mapping[str, Any]) -> FrozenSet[int]:
-    """Indices of the inputs that a function writes, by the table."""
-    return properties_of(type_name).writes if all(args.get(name, True) for name in _SWITCHES) else frozenset()
+    """Indices of the inputs that a function with these arguments writes."""
+    writes = args.get("batch_stat", True) and args.get("update_running_mean", True)
+    return properties_of(type_name).writes if writes else frozenset()
 
 
 def hands_memory_on(type_name: str, args: Mapping[str, Any]) -> bool:

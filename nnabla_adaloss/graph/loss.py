@@ -148,13 +148,7 @@ def run_backward(
     seed: LossSeed,
 ) -> None:
     """Call `loss.backward` with the seed gradient `scale * grad` (ones if `grad` is None)."""
-    if not isinstance(loss, nn.Variable):
+    if isinstance(loss, nn.Variable):
+        loss.backward(seed.gradient(scale, grad), clear_buffer, communicator_callbacks, pre, post)
+    else:
         loss.backward(scale, clear_buffer, communicator_callbacks, pre, post, grad=grad)
-        return
-    loss.backward(
-        seed.gradient(scale, grad),
-        clear_buffer=clear_buffer,
-        communicator_callbacks=communicator_callbacks,
-        function_pre_hook=pre,
-        function_post_hook=post,
-    )

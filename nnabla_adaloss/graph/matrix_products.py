@@ -22,29 +22,26 @@ Shape = Tuple[int, ...]
 Args = Mapping[str, Any]
 
 
-# Inputs that can have a scale, from (args, shapes of inputs, shape of the output).
-
-
 def _input_of_all_weights(args: Args, inputs: Sequence[Shape], output: Shape) -> List[ScaledInput]:
-    """Scaled input x; each of its elements is multiplied by all weights of its channel."""
+    """The input x; each of its elements is multiplied by all weights of its channel."""
     k = float(math.prod(inputs[1][1:]))
     return [ScaledInput(0, 1, k, k)]
 
 
 def input_of_convolution(args: Args, inputs: Sequence[Shape], output: Shape) -> List[ScaledInput]:
-    """Scaled input x; an element is multiplied by taps of (out, in/group, k...), depending on strides."""
+    """The input x; an element is multiplied by taps of (out, in/group, k...), depending on strides."""
     weight = inputs[1]
     kernel = weight[1:-1] if args["channel_last"] else weight[2:]
     return [ScaledInput(0, 1, *_strided(kernel, args["stride"], weight[0] // args["group"]))]
 
 
 def input_of_depthwise_convolution(args: Args, inputs: Sequence[Shape], output: Shape) -> List[ScaledInput]:
-    """Scaled input x; an element is multiplied by taps of (in * multiplier, k...), depending on strides."""
+    """The input x; an element is multiplied by taps of (in * multiplier, k...), depending on strides."""
     return [ScaledInput(0, 1, *_strided(inputs[1][1:], args["stride"], args["multiplier"]))]
 
 
 def inputs_of_activations(args: Args, inputs: Sequence[Shape], output: Shape) -> List[ScaledInput]:
-    """Both operands as scaled inputs, each with the other as weight."""
+    """Both operands, each with the other as weight."""
     scaled_inputs = []
     for index, summed in ((0, output[-1]), (1, output[-2])):
         repeats = math.prod([o // i for o, i in zip(output[:-2], inputs[index][:-2])])
@@ -60,9 +57,6 @@ def _strided(kernel: Sequence[int], stride: Sequence[int], maps: int) -> Tuple[f
     return float(mean), float(bound)
 
 
-# Output gradient as (N, C).
-
-
 def _channels(g: NDArray[Any], args: Args, scaled_input: ScaledInput) -> NDArray[Any]:
     moved = np.moveaxis(g, -1 if args.get("channel_last") else args["base_axis"], -1)
     return moved.reshape(-1, moved.shape[-1])
@@ -74,16 +68,13 @@ def summed_axis(g: NDArray[Any], args: Args, scaled_input: ScaledInput) -> NDArr
     return moved.reshape(-1, moved.shape[-1])
 
 
-# Weight, or other operand, as (C, M).
-
-
 def _rows(w: NDArray[Any], args: Args, scaled_input: ScaledInput) -> NDArray[Any]:
-    """Reshape from (out, ...)."""
+    """Weight of shape (out, ...)."""
     return w.reshape(w.shape[0], -1)
 
 
 def rows_of_groups(w: NDArray[Any], args: Args, scaled_input: ScaledInput) -> NDArray[Any]:
-    """Reshape from (in, out/group, k...) by way of (out, in/group, k...)."""
+    """Weight of shape (in, out/group, k...), by way of (out, in/group, k...)."""
     group = args["group"]
     split = w.reshape(group, w.shape[0] // group, w.shape[1], -1)
     return split.transpose(0, 2, 1, 3).reshape(group * w.shape[1], -1)
@@ -100,7 +91,9 @@ def shared_axis(w: NDArray[Any], args: Args, scaled_input: ScaledInput) -> NDArr
 class Product(NamedTuple):
     """Layout of a product with a weight; by default C are the output channels."""
 
+    # Inputs that can have a scale, from arguments, shapes of the inputs, and shape of the output.
     scaled_inputs: Callable[[Args, Sequence[Shape], Shape], List[ScaledInput]] = _input_of_all_weights
+    # Output gradient as (N, C); weight, or other operand, as (C, M).
     gradient: Callable[[NDArray[Any], Args, ScaledInput], NDArray[Any]] = _channels
     weight: Callable[[NDArray[Any], Args, ScaledInput], NDArray[Any]] = _rows
     # True if it multiplies activations: a computed one is never swapped for a whole pass, as copies of all

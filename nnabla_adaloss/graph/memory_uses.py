@@ -36,32 +36,34 @@ def origin_of(described: GraphDescription, use: int) -> int:
 
 def memory_uses(described: GraphDescription) -> MemoryUses:
     """Find the uses of memory in a forward and backward pass."""
-    inputs, written, never = described.inputs, described.outputs, len(described.type_names)
-    kinds = enumerate(zip(described.type_names, described.args))
+    read, written, never = (
+        described.inputs.by_function(),
+        described.outputs.by_function(),
+        len(described.args),
+    )
+    producers = described.inputs.by_function(described.producers)
     # First input and output of the functions that hand memory on.
-    views = {
-        index: (inputs.positions[inputs.part(index).start], written.positions[written.part(index).start])
-        for index, (type_name, args) in kinds
-        if hands_memory_on(type_name, args)
-    }
-    outputs = {p: index for p, index in zip(written.positions, written.functions) if index not in views}
+    kinds = enumerate(zip(described.type_names, described.args))
+    views = {index: (read[index][0], written[index][0]) for index, kind in kinds if hands_memory_on(*kind)}
+    outputs = {p: index for index, own in enumerate(written) if index not in views for p in own}
     # Function that writes the memory of each variable, also through a view of it.
-    writers = {**outputs} if views else outputs
+    writers = {**outputs}
     for index, (source, view) in views.items():
         if writers.get(source, never) < index:
             writers[view] = writers[source]
     # First function that reads each leaf, or other variable. A view is read when its output is; so from the
-    # last use to the first, whose entry remains.
+    # last function to the first, whose entry remains.
     readers: Dict[int, int] = {}
     readers_of_others: Dict[int, int] = {}
-    for position, producer, index in list(zip(inputs.positions, described.producers, inputs.functions))[::-1]:
+    for index in reversed(range(len(read))):
         reader = readers_of_others.get(views[index][1], never) if index in views else index
-        first = readers if producer is None else readers_of_others
-        if reader <= first.get(position, never):
-            first[position] = reader
+        for position, producer in zip(read[index], producers[index]):
+            first = readers if producer is None else readers_of_others
+            if reader <= first.get(position, never):
+                first[position] = reader
     # A leaf that a function writes: the variable was cut off from the graph where it is read.
     cut_off = [p for p, reader in readers.items() if writers.get(p, never) < reader]
-    with_gradient = {*compress(inputs.positions, described.needs)}
+    with_gradient = {*compress(described.inputs.positions, described.needs)}
     trained = {p for p, (_, name) in described.kept.items() if name is not None} & with_gradient
     left_out = trained.union(cut_off)
     leaves = {p: reader for p, reader in readers.items() if p not in left_out}

@@ -29,11 +29,6 @@ from .matrix_products import UNSCALED
 from .memory_uses import MemoryUses, host_functions, memory_uses, numbers_on_host, state_leaves
 from .names import ParameterNames, function_names
 
-_SEVERAL = 2
-
-# Cached properties of a plan that contain names.
-_NAMED = "by_number", "layer_inputs"
-
 
 class PlanOptions(NamedTuple):
     """Options of a plan besides the graph."""
@@ -176,7 +171,7 @@ class GraphPlan:
             by_layer: weights.of_alike(other.nodes, described) for by_layer, weights in self._weights.items()
         }
         # Cached properties that depend on names, or on shapes and arguments, are computed again.
-        outdated = {*_NAMED}
+        outdated = {"by_number", "layer_inputs"}
         if (described.args, described.shapes) != (before.args, before.shapes):
             outdated |= {name for name, one in vars(GraphPlan).items() if isinstance(one, cached_property)}
             outdated.remove("merged")  # like other components, it depends on names at most
@@ -422,6 +417,6 @@ def _nameless(described: GraphDescription) -> Dict[int, bool]:
 
 
 def _size_classes(described: GraphDescription) -> List[int]:
-    """Size class of each variable: 0, 1 or several elements."""
-    size = {shape: min(math.prod(shape), _SEVERAL) for shape in {*described.shapes}}
+    """Size of each variable, where 2 means two or more elements."""
+    size = {shape: min(math.prod(shape), 2) for shape in {*described.shapes}}
     return list(map(size.__getitem__, described.shapes))
