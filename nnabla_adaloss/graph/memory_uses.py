@@ -36,12 +36,8 @@ def origin_of(described: GraphDescription, use: int) -> int:
 
 def memory_uses(described: GraphDescription) -> MemoryUses:
     """Find the uses of memory in a forward and backward pass."""
-    read, written, never = (
-        described.inputs.by_function(),
-        described.outputs.by_function(),
-        len(described.args),
-    )
-    producers = described.inputs.by_function(described.producers)
+    read, written = described.inputs.by_function(), described.outputs.by_function()
+    producers, never = described.inputs.by_function(described.producers), len(read)
     # First input and output of the functions that hand memory on.
     kinds = enumerate(zip(described.type_names, described.args))
     views = {index: (read[index][0], written[index][0]) for index, kind in kinds if hands_memory_on(*kind)}
