@@ -16,15 +16,14 @@ from typing import Dict, Iterable, List, Mapping, Optional, Sequence
 
 _CUDA_11 = "cudart.so.11.0 cublasLt.so.11 cublas.so.11 curand.so.10 cufft.so.10 cudnn.so.8"
 # A library comes after its dependencies: cuSOLVER and cuDNN need both parts of cuBLAS.
-_LOADED = {
-    "110": f"{_CUDA_11} cusolver.so.10 nvrtc.so.11.0",
-    "116": f"{_CUDA_11} cusolver.so.11 nvrtc.so.11.2",
-    "120": "cudart.so.12 cublasLt.so.12 cublas.so.12 nvJitLink.so.12 cusolver.so.11 curand.so.10 cufft.so.11 "
-    "nvrtc.so.12 cudnn.so.8",
-}
-
 LIBRARIES_BY_CUDA_VERSION: Mapping[str, Sequence[str]] = {
-    version: [f"lib{name}" for name in names.split()] for version, names in _LOADED.items()
+    version: [f"lib{name}" for name in names.split()]
+    for version, names in {
+        "110": f"{_CUDA_11} cusolver.so.10 nvrtc.so.11.0",
+        "116": f"{_CUDA_11} cusolver.so.11 nvrtc.so.11.2",
+        "120": "cudart.so.12 cublasLt.so.12 cublas.so.12 nvJitLink.so.12 cusolver.so.11 curand.so.10 "
+        "cufft.so.11 nvrtc.so.12 cudnn.so.8",
+    }.items()
 }
 """Sonames of the libraries of nnabla-ext-cuda and CuPy, in loading order, by the CUDA version in the
 extension's name."""

@@ -66,13 +66,9 @@ def get_loss_scale_by_approx_range(
         4787
     """
     instance("config", config, AdaLossConfig)
-    if boolean("lognormal", lognormal):
-        if W is not None:
-            raise ValueError(
-                "lognormal=True is defined without a weight only; pass W=None or lognormal=False"
-            )
-        return _scale_by(LognormalRange(config.n_uf_threshold), g, W, config, fan_in)
-    method = ApproxRange(config.n_uf_threshold)
+    if boolean("lognormal", lognormal) and W is not None:
+        raise ValueError("lognormal=True is defined without a weight only; pass W=None or lognormal=False")
+    method = (LognormalRange if lognormal else ApproxRange)(config.n_uf_threshold)
     if W is None or fan_in is not None:
         return _scale_by(method, g, W, config, fan_in)
     g, W, of_g, of_w = _with_statistics(g, W)

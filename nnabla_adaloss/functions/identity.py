@@ -28,9 +28,7 @@ class IdentityFunction(PythonFunction):  # type: ignore[misc]  # nnabla has no t
 
     # nnabla lets no Python function share memory between input and output.
 
-    def __init__(
-        self, context: Optional[nn.Context] = None, outputs: int = 1, name: Optional[str] = None
-    ) -> None:
+    def __init__(self, context: Optional[nn.Context] = None, outputs: int = 1, name: str = "") -> None:
         super().__init__(instance_or_none("ctx", context, nn.Context))
         self._outputs, self._name = outputs, name or type(self).__name__
         self.kernels: Kernels = select_kernels(self.ctx)

@@ -54,7 +54,7 @@ def loss_scaling(x: Array, scale: Union[float, ScaleTracker], *, ctx: Optional[n
     """
     check_array("x", x)
     tracker = tracker_of(scale)
-    y = LossScaling(tracker, ctx, name="ScaledLoss" if tracker.is_shared else None).apply(x)
+    y = LossScaling(tracker, ctx, name="ScaledLoss" if tracker.is_shared else "").apply(x)
     if tracker.is_shared and isinstance(y, nn.Variable) and y.need_grad:
         tracker.connect(y)
     return y
@@ -145,12 +145,11 @@ def branch(
         6.0
     """
     check_array("x", x)
-    positive_integer("n", n)
+    n = positive_integer("n", n)
     if tracker is None:
-        outputs = IdentityFunction(ctx, int(n))(x)
+        outputs = IdentityFunction(ctx, n)(x)
     else:
-        instance("tracker", tracker, ScaleTracker)
-        outputs = Branch(tracker, ctx, int(n)).apply(x)
+        outputs = Branch(instance("tracker", tracker, ScaleTracker), ctx, n).apply(x)
     return outputs if isinstance(outputs, tuple) else (outputs,)
 
 

@@ -65,9 +65,7 @@ class RoundToFormat(IdentityFunction):
         self, precision: Precision, forward: bool, backward: bool, context: Optional[nn.Context] = None
     ) -> None:
         super().__init__(context)
-        self._precision = precision
-        self._forward = forward
-        self._backward = backward
+        self._precision, self._forward, self._backward = precision, forward, backward
         # Streams of random bits used so far: each backward takes the next.
         self._draws = 0
 
@@ -83,8 +81,8 @@ class RoundToFormat(IdentityFunction):
             # When accumulating, round the arriving gradient only, not the sum.
             rounded = nn.NdArray(source.shape) if accumulate else target
             self._draws += 1
-            key = self._precision.random_key(self._draws)
-            self._round(source, rounded, self._precision.backward, key)
+            random_key = self._precision.random_key(self._draws)
+            self._round(source, rounded, self._precision.backward, random_key)
             source = rounded
         if source is not target:
             self.pass_gradient(source, target, 1.0, accumulate=accumulate)

@@ -30,7 +30,7 @@ Points = Dict[int, int]
 """Points at which S is set, by output of a function or by position of a variable."""
 
 Redirected = Dict[Tuple[int, int], int]
-"""Points of gradients that a function other than the next writes, by its number and by position."""
+"""Points of gradients with a scale of their own, by number of the function that writes them and position."""
 
 # Shared, because creating a configuration takes longer than creating a function.
 _DEFAULT = AdaLossConfig().stored_in(None)
@@ -215,11 +215,7 @@ class ScaledFunction(IdentityFunction):
     """Identity function that uses or changes the scale S of the arriving gradient."""
 
     def __init__(
-        self,
-        tracker: ScaleTracker,
-        context: Optional[nn.Context] = None,
-        outputs: int = 1,
-        name: Optional[str] = None,
+        self, tracker: ScaleTracker, context: Optional[nn.Context] = None, outputs: int = 1, name: str = ""
     ) -> None:
         super().__init__(context, outputs, name)
         self.tracker = tracker
@@ -230,14 +226,15 @@ class ScaledFunction(IdentityFunction):
         self.arriving: Points = {}
 
     def connect(self, arriving: Points, node: NodeStructure, graph: Graph, plan: GraphPlan) -> Redirected:
-        """Store the origin of S; a function whose scale another one applies returns the place."""
+        """Store the origin of S; return gradients, written by other functions, that carry this one's scale."""
         self.arriving, self.label = arriving, node.label
         return {}
 
     def arriving_scale(self) -> float:
         """S of the gradient of the only output; RuntimeError if it is unknown."""
-        tracker = self.tracker
-        return tracker.scale_at(self.arriving.get(0)) if tracker.is_shared else tracker.start_pass()
+        if self.tracker.is_shared:
+            return self.tracker.scale_at(self.arriving.get(0))
+        return self.tracker.start_pass()
 
     def apply(self, x: Any) -> Any:
         """Compute the output or outputs for `x`; with a Variable, add the function to the shared tracker."""

@@ -154,6 +154,11 @@ def cast_loss_scaling(
     return GradientScaling("CastLossScaling", tracker, ada_loss, ctx).apply(x)
 
 
+def _as_matrices(fan_in: float) -> Layout:
+    """Layout of a gradient and a weight, if any, that are matrices already."""
+    return ScaledInput(input=0, weight=1, fan_in=fan_in, fan_in_bound=fan_in), lambda g, w: (g, w)
+
+
 def _layout_of(x: nn.Variable, w: nn.Variable, or_affine: bool = False) -> Layout:
     """Layout of the layer that computed `x` with `w`; without one that of an affine layer, or ValueError."""
     layer = x.parent
@@ -164,8 +169,7 @@ def _layout_of(x: nn.Variable, w: nn.Variable, or_affine: bool = False) -> Layou
             if inputs[scaled_input.weight] == w:
                 return scaled_input, partial(product.matrices, args=args, scaled_input=scaled_input)
     if or_affine:
-        fan_in = float(math.prod(w.shape[1:]))
-        return ScaledInput(input=0, weight=1, fan_in=fan_in, fan_in_bound=fan_in), _as_they_are
+        return _as_matrices(float(math.prod(w.shape[1:])))
     if layer is None:
         raise ValueError("x is computed by no function; pass the output of a layer, such as F.affine(h, w)")
     raise ValueError(
@@ -174,28 +178,21 @@ def _layout_of(x: nn.Variable, w: nn.Variable, or_affine: bool = False) -> Layou
     )
 
 
-def _as_they_are(g: Any, w: Any) -> Tuple[Any, Any]:
-    return g, w
-
-
-_NO_WEIGHT: Layout = ScaledInput(input=0, weight=1, fan_in=1.0, fan_in_bound=1.0), _as_they_are
-
-
 class GradientScaling(ScaledFunction):
     """Identity that multiplies the gradient by alpha, computed from it and from a weight, if any."""
 
     def __init__(
         self,
-        name: Optional[str],  # of the type of function; None: that of the class
+        name: str,  # of the type of function; "": that of the class
         tracker: ScaleTracker,
         ada_loss: AdaLoss,
         context: Optional[nn.Context] = None,
         w: Optional[nn.Variable] = None,
-        layout: Layout = _NO_WEIGHT,
+        layout: Optional[Layout] = None,
     ) -> None:
         super().__init__(tracker, context, name=name)
         self._ada_loss, self._w = ada_loss, w
-        self._scaled_input, self._matrices = layout
+        self._scaled_input, self._matrices = layout or _as_matrices(fan_in=1.0)
 
     def pass_back(self, gradients: Gradients, target: nn.NdArray, accumulate: bool) -> None:
         weight = None if self._w is None else as_float32(self._w.data, nn.NdArray(self._w.shape))
@@ -231,7 +228,7 @@ class ScaledLayer(GradientScaling):
     def __init__(
         self, x: nn.Variable, w: nn.Variable, tracker: ScaleTracker, context: Optional[nn.Context] = None
     ) -> None:
-        super().__init__(None, tracker, tracker.ada_loss, context, layout=_layout_of(x, w))
+        super().__init__("", tracker, tracker.ada_loss, context, layout=_layout_of(x, w))
         copier = None if w.parent is None else tracker.functions.get(hash(w.parent))
         if not isinstance(copier, Unscale):
             raise ValueError(
