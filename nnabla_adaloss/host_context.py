@@ -20,7 +20,7 @@ HOST = nn.Context([], "CpuCachedArray", "0")
 def array_context(context: nn.Context) -> nn.Context:
     """Context for `NdArray.data_ptr` that accesses arrays where functions of `context` leave them."""
     # nnabla's default context names no array class; a cast needs one.
-    return _context_of(context.array_class or HOST.array_class, context.device_id)
+    return nn.Context([], context.array_class or HOST.array_class, context.device_id)
 
 
 def is_on_host(context: nn.Context) -> bool:
@@ -54,8 +54,3 @@ def array_type(of: Any, count: int) -> Any:
     """The type of ctypes for `count` elements of another type."""
     # ctypes drops unreferenced types, and making one takes ten times as long as the rest of a view.
     return of * count
-
-
-@lru_cache(maxsize=16)
-def _context_of(array_class: str, device_id: str) -> nn.Context:
-    return nn.Context([], array_class, device_id)

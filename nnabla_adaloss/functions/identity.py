@@ -52,7 +52,7 @@ class IdentityFunction(PythonFunction):  # type: ignore[misc]  # nnabla has no t
 
     def forward_impl(self, inputs: List[Any], outputs: List[Any]) -> None:
         for output in outputs:
-            self.copy(inputs[0].data, output.data)
+            self.pass_on(inputs[0].data, output.data)
 
     def backward_impl(
         self, inputs: List[Any], outputs: List[Any], propagate_down: List[bool], accum: List[bool]
@@ -63,22 +63,13 @@ class IdentityFunction(PythonFunction):  # type: ignore[misc]  # nnabla has no t
     def pass_back(self, gradients: Gradients, target: nn.NdArray, accumulate: bool) -> None:
         """Sum the gradients of the outputs into that of the input, `target`."""
         for gradient in gradients:
-            self.pass_gradient(gradient, target, 1.0, accumulate=accumulate)
+            self.pass_on(gradient, target, accumulate=accumulate)
             accumulate = True
 
-    def copy(self, source: nn.NdArray, target: nn.NdArray) -> None:
-        """Copy `source`, in float32 when it is neither float32 nor float16."""
-        if stored_dtype(source) is None:
-            target.zero()
-            return
-        readable = as_float32(source, target)
-        if readable is not target:
-            self.kernels.scaled_copy(readable, target, 1.0)
-
-    def pass_gradient(
-        self, source: nn.NdArray, target: nn.NdArray, factor: float, *, accumulate: bool
+    def pass_on(
+        self, source: nn.NdArray, target: nn.NdArray, factor: float = 1.0, *, accumulate: bool = False
     ) -> None:
-        """Write factor * source to `target`, or add it, in float32; lazy zeros stay so."""
+        """Write factor * source to `target`, as float32 or float16; or add it, in float32. Lazy zeros stay so."""
         if stored_dtype(source) is None:
             if not accumulate:
                 target.zero()

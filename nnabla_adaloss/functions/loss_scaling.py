@@ -166,7 +166,7 @@ class LossScaling(ScaledFunction):
     def pass_back(self, gradients: Gradients, target: nn.NdArray, accumulate: bool) -> None:
         scale = self.tracker.start_pass()
         self.tracker.set_scale(self.point, scale)
-        self.pass_gradient(gradients[0], target, scale, accumulate=accumulate)
+        self.pass_on(gradients[0], target, scale, accumulate=accumulate)
 
 
 class Unscale(ScaledFunction):
@@ -213,7 +213,7 @@ class Branch(ScaledFunction):
             common = common_scale(branches, u_max=self.tracker.config.range.u_max)
         self.tracker.set_scale(self.point, common)
         for gradient, scale in arriving:
-            self.pass_gradient(gradient, target, common / scale, accumulate=accumulate)
+            self.pass_on(gradient, target, common / scale, accumulate=accumulate)
             accumulate = True
 
 

@@ -85,7 +85,7 @@ class RoundToFormat(IdentityFunction):
             self._round(source, rounded, self._precision.backward, random_key)
             source = rounded
         if source is not target:
-            self.pass_gradient(source, target, 1.0, accumulate=accumulate)
+            self.pass_on(source, target, accumulate=accumulate)
 
     def _round(
         self, source: nn.NdArray, target: nn.NdArray, storage: Format, random_key: Optional[int] = None

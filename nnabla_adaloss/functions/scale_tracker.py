@@ -43,8 +43,7 @@ class ScaleTracker:
     """Shared state of the scaling functions of one graph: configuration, S0, and each gradient's scale S.
 
     `loss_scaling(loss, tracker)` ends the graph. It finds the origin of S for each scaling function, and
-    refuses a graph whose gradients would be wrong: a parameter without `unscale`, a variable that feeds
-    functions at different scales without `branch`.
+    refuses a graph whose gradients would be wrong.
 
     A tracker serves one loss at a time; a graph that is rebuilt in each iteration keeps its tracker.
 
@@ -226,7 +225,7 @@ class ScaledFunction(IdentityFunction):
         self.arriving: Points = {}
 
     def connect(self, arriving: Points, node: NodeStructure, graph: Graph, plan: GraphPlan) -> Redirected:
-        """Store the origin of S; return gradients, written by other functions, that carry this one's scale."""
+        """Store the origin of S; return gradients that other functions write with this one's scale."""
         self.arriving, self.label = arriving, node.label
         return {}
 

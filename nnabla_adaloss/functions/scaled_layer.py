@@ -197,7 +197,7 @@ class GradientScaling(ScaledFunction):
     def pass_back(self, gradients: Gradients, target: nn.NdArray, accumulate: bool) -> None:
         weight = None if self._w is None else as_float32(self._w.data, nn.NdArray(self._w.shape))
         alpha = self.alpha(self.label, gradients[0], weight)
-        self.pass_gradient(gradients[0], target, alpha, accumulate=accumulate)
+        self.pass_on(gradients[0], target, alpha, accumulate=accumulate)
 
     def alpha(
         self, layer: str, g: nn.NdArray, weight: Optional[nn.NdArray], weight_max: float = math.inf
@@ -265,4 +265,4 @@ class ScaledLayer(GradientScaling):
             self._copier.scale_copy(copy, 1.0)
             alpha = self.alpha(self._layer, gradients[0], copy, self.tracker.config.range.u_max)
             self._copier.scale_copy(copy, alpha)
-        self.pass_gradient(gradients[0], target, 1.0, accumulate=accumulate)
+        self.pass_on(gradients[0], target, accumulate=accumulate)

@@ -294,13 +294,11 @@ class GraphPlan:
 
     def _layer_inputs(self, index: int) -> List[LayerInput]:
         """Inputs that can get a scale, before the selection."""
-        product, described = self._rows[index].product, self.described
+        product, described, result = self._rows[index].product, self.described, []
         if product is None:
             return []
         inputs, label, needs = self._inputs[index], self.labels[index], self._needs[index]
-        shapes = [described.shapes[p] for p in inputs]
-        output = described.shapes[self._outputs[index][0]]
-        result = []
+        shapes, output = [described.shapes[p] for p in inputs], described.shapes[self._outputs[index][0]]
         # Leaves that share a gradient array are one.
         leaves = list(map(self.leaf, inputs))
         for scaled in product.scaled_inputs(described.args[index], shapes, output):
@@ -324,14 +322,14 @@ class GraphPlan:
                 computed = layer_input.weight in producers
                 if not (computed and product and product.of_activations):
                     candidates.add(layer_input.weight)
-        swappable: Set[int] = set()
         reads, visited = self.described.reads, {*self.order}
-        for weight in sorted(candidates):
-            # Other functions whose backward may read it: as an input, or as an output.
+
+        def is_read_otherwise(weight: int) -> bool:
+            # By backward of other functions: as an input, or as an output.
             others = (self.readers[weight] | ({producers.get(weight, -1)} & visited)) - layers[weight]
-            if not any(self._rows[i].reads_more or reads(functions[i], i, weight) for i in others):
-                swappable.add(weight)
-        return frozenset(swappable)
+            return any(self._rows[i].reads_more or reads(functions[i], i, weight) for i in others)
+
+        return frozenset(weight for weight in candidates if not is_read_otherwise(weight))
 
     def _loss_section(self) -> Set[int]:
         """Functions between loss and first layers; without layers, the scalar ones."""

@@ -138,7 +138,7 @@ def test_passes_gradients_as_float64_does(
 ) -> None:
     source, target = np.clip(source, -6e4, 6e4).astype(dtype), np.clip(target, -6e4, 6e4).astype(dtype)
     grad, into = nn.NdArray.from_numpy_array(source), nn.NdArray.from_numpy_array(target)
-    IdentityFunction().pass_gradient(grad, into, 2.0**exponent, accumulate=accumulate)
+    IdentityFunction().pass_on(grad, into, 2.0**exponent, accumulate=accumulate)
     # A product may be subnormal, and is rounded before it is added.
     product = (source.astype(np.float32) * np.float32(2.0**exponent)).astype(np.float64)
     expected = product + target.astype(np.float64) if accumulate else source * np.float64(2.0**exponent)
@@ -152,12 +152,12 @@ def test_a_lazily_zero_gradient_stays_so() -> None:
     zero, into = nn.NdArray((3,)), nn.NdArray((3,))
     zero.zero()
     f = IdentityFunction()
-    f.pass_gradient(zero, into, 2.0, accumulate=False)
+    f.pass_on(zero, into, 2.0, accumulate=False)
     assert zero.zeroing
     assert into.zeroing
-    f.pass_gradient(nn.NdArray.from_numpy_array(np.ones(3, np.float32)), into, 2.0, accumulate=True)
+    f.pass_on(nn.NdArray.from_numpy_array(np.ones(3, np.float32)), into, 2.0, accumulate=True)
     np.testing.assert_array_equal(into.data, [2, 2, 2])
-    f.pass_gradient(zero, into, 2.0, accumulate=True)
+    f.pass_on(zero, into, 2.0, accumulate=True)
     np.testing.assert_array_equal(into.data, [2, 2, 2])
     assert f.statistics(zero).zeros == 3
     assert zero.zeroing
