@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import nnabla as nn
 
@@ -19,27 +19,32 @@ Moment = Dict[ArraySnapshot, ArraySnapshot]
 
 
 class ForwardState:
-    """Leaves that forward writes, except a feeder's data. Findings about parameters outlive graphs."""
+    """Leaves that forward writes, except a feeder's data, saved once for all batches of an update (window).
+
+    Findings about parameters outlive graphs.
+    """
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
         self._graph: Optional[Graph] = None
-        # The snapshot that each parameter is part of, by key; and the snapshots of this graph.
+        # Snapshots of parameters that forward writes, in any graph, by key; and all of the present graph.
         self._snapshots: Dict[int, ArraySnapshot] = {}
         self._present: List[ArraySnapshot] = []
-        self._saved: List[ArraySnapshot] = []
-        # Leaves of this graph that may share memory with outputs, and the last snapshot of carried ones.
+        # Carried leaves share the memory of an output that overwrites them, as after `h0.data = h.data`. Each
+        # batch looks for them, as sharing may begin and end.
         self._shared = SharedMemory([], [])
-        self._carried = ArraySnapshot(kernels, [])
-        self._examined: Set[int] = set()
+        self._carried = ArraySnapshot(kernels)
+        # Snapshots that this window has saved.
+        self._saved: List[ArraySnapshot] = []
         self.written: List[nn.Variable] = []
-        # Parameters that the first forward may turn out to write.
+        # Parameters that the first forward may turn out to write, with their contents before it; and keys of
+        # those that a first forward has shown.
         self.candidates: List[nn.Variable] = []
-        # Contents of the candidates before the first forward, kept during it only.
-        self._before: List[Contents] = []
+        self._before: List[Tuple[nn.Variable, Contents]] = []
+        self._examined: Set[int] = set()
 
     def drop(self) -> None:
-        """Drop the saved state of the previous batch."""
+        """Drop the saved state, at the start of a window."""
         self._saved.clear()
         self._before = []
 
@@ -65,7 +70,7 @@ class ForwardState:
                 snapshot.save()
                 self._saved.append(snapshot)
         if self.candidates:
-            self._before = [contents_of(leaf.data) for leaf in self.candidates]
+            self._before = [(leaf, contents_of(leaf.data)) for leaf in self.candidates]
 
     def note_changes(self) -> None:
         """After the first forward, find the parameters that it changed; they are saved from now on."""
@@ -78,15 +83,14 @@ class ForwardState:
         self.candidates, self._before = [], []
 
     def restore(self, moment: Optional[Moment] = None) -> None:
-        """Restore the state of a moment, by default the window's start, or as leaves were first saved."""
-        moment = moment or {}
-        # An interrupted forward may have written any candidate.
-        for leaf, before in list(self._changed()):
+        """Restore the state of a moment, by default that at the window's start."""
+        # An interrupted first forward may have written any candidate.
+        for leaf, before in self._changed():
             put_back(leaf.data, before)
         self._before = []
         # In reverse, so that the oldest snapshot wins where two graphs of the window have saved one leaf.
         for snapshot in reversed(self._saved):
-            moment.get(snapshot, snapshot).restore()
+            (moment or {}).get(snapshot, snapshot).restore()
 
     def now(self, reused: Optional[Moment] = None) -> Moment:
         """Save the present state, too, for a later batch of a window; reuse the memory of `reused`."""
@@ -102,34 +106,35 @@ class ForwardState:
         arrays = [leaf.data for leaf in self.written]
         return arrays if are_readable(arrays) else list(filter(is_readable, arrays))
 
-    def _changed(self) -> Iterator[Tuple[nn.Variable, Contents]]:
+    def _changed(self) -> List[Tuple[nn.Variable, Contents]]:
         """Candidates that the first forward changed, with their contents before it."""
-        for leaf, before in zip(self.candidates, self._before):
-            now = contents_of(leaf.data)
-            if (None if now is None else now.tobytes()) != (None if before is None else before.tobytes()):
-                yield leaf, before
+
+        def bits(contents: Contents) -> Optional[bytes]:
+            return None if contents is None else contents.tobytes()
+
+        return [(leaf, old) for leaf, old in self._before if bits(old) != bits(contents_of(leaf.data))]
 
     def _find(self, graph: Graph, plan: GraphPlan) -> None:
         """Find the leaves that forward writes, with their snapshots, and `candidates`."""
         self._shared = shared_memory_of(graph, plan)
-        # nnabla may free these before the functions that read them cut off have run.
+        # nnabla does not see that later functions read these, as leaves, and may free them before.
         for position in plan.memory_uses.cut_off:
             graph.variables[position].persistent = True
-        snapshots: Dict[ArraySnapshot, None] = {}
+        known: Dict[ArraySnapshot, None] = {}
         parameters: List[nn.Variable] = []
         others: List[nn.Variable] = []
         self.written, self.candidates = [], []
         for position, written in plan.state_leaves.items():
             leaf, key = graph.leaves[position], graph.keys[position]
-            if key in self._snapshots or written:
+            if written or key in self._snapshots:
                 self.written.append(leaf)
             if key in self._snapshots:
-                snapshots[self._snapshots[key]] = None
+                known[self._snapshots[key]] = None
             elif written:
                 (parameters if key in plan.names else others).append(leaf)
             elif key in plan.names and key not in self._examined:
                 self.candidates.append(leaf)
-        self._present = list(snapshots)
+        self._present = list(known)
         if parameters:
             self._add(parameters)
         if others:
@@ -156,14 +161,14 @@ class BatchGuard:
         state: Optional[ForwardState] = None,
     ) -> None:
         # Losses of one network may share the state that their forward passes write.
-        self.state = ForwardState(kernels) if state is None else state
+        self.state = state or ForwardState(kernels)
         self._graph = graph
-        # True if the batch is the first of the window; the state at the start of any other.
+        # True for the first batch of the window; the state at the start of a later one.
         self._first = True
         self._start: Moment = {}
-        self._saves_gradients = self.can_undo_batch = False
-        # Gradients at the start of the first batch of the window, if saved, and of another one, by `_first`.
+        # Gradients at the start of the window (True), and of a later batch (False), if they are saved.
         self._gradients = {first: ArraySnapshot(kernels) for first in (True, False)}
+        self._saves_gradients = self.can_undo_batch = False
 
     def begin(self) -> None:
         """Begin a window: drop the state saved for the previous one."""
@@ -180,7 +185,6 @@ class BatchGuard:
         """Before forward, save the state that the batch changes, and leaf gradients if it may be repeated."""
         self.state.save(*self._graph())
         self._first, self._saves_gradients = first, repeat
-        # The window's saved state serves its first batch, too.
         if not first:
             self._start = self.state.now(self._start)
 

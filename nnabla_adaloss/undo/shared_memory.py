@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from operator import attrgetter, itemgetter
-from typing import List, Sequence, Tuple
+from typing import List, Tuple
 
 import nnabla as nn
 
@@ -23,50 +23,44 @@ Use = Tuple[nn.Variable, int]
 class SharedMemory:
     """Finds leaves that share memory with an output of the same graph, as after `h0.data = h.data`."""
 
-    def __init__(self, reads: Sequence[Use], writes: Sequence[Use]) -> None:
+    def __init__(self, reads: List[Use], writes: List[Use]) -> None:
         self._reads, self._writes = reads, writes
         self._variables = [v for v, _ in [*reads, *writes]]
         self._marks: List[nn.Variable] = []
 
     def find(self) -> Tuple[List[nn.Variable], List[nn.Variable]]:
-        """Find outputs that now share memory with a leaf, and leaves that are read, then so overwritten."""
+        """Find outputs that share memory with leaves, and the leaves that these overwrite after a read."""
         # nnabla returns addresses only by allocating memory, but it counts the Python Variables that refer to
-        # a memory. All that share it have the same count, which a mark, one more Variable, raises. The
+        # a memory. All that share it have the same count, which one more Variable for it, a mark, raises. The
         # garbage collector and other threads lower counts, but not within one call.
         for _ in range(_ATTEMPTS):
             counts = list(map(_references, self._variables))
             of_leaves, of_outputs = counts[: len(self._reads)], counts[len(self._reads) :]
-            common = set(of_leaves)
-            if common.isdisjoint(of_outputs):
+            common = set(of_leaves).intersection(of_outputs)
+            if not common:
                 return [], []
-            common.intersection_update(of_outputs)
             reads = [read for read, count in zip(self._reads, of_leaves) if count in common]
-            marks = _marks(reads)
-            writes = [
-                w for w, count in zip(self._writes, of_outputs) if w[0].get_number_of_references != count
-            ]
-            del marks
+            writes = _sharing(self._writes, reads)
             shared = _sharing(reads, writes)
             carried = _sharing(shared, _overwriting(shared, writes))
             if list(map(_references, self._variables)) == counts:
                 break
         sharing = set(shared)
-        # The next search distinguishes these leaves from the outputs by their counts.
+        # Kept, so that in the next search the counts of these leaves differ from those of outputs.
         self._marks += _marks([read for read in reads if read not in sharing])
         return [v for v, _ in writes], [v for v, _ in carried]
 
 
 def shared_memory_of(graph: Graph, plan: GraphPlan) -> SharedMemory:
     """Prepare the search in a graph with this plan."""
-    variables, uses = graph.variables, plan.memory_uses
-    return SharedMemory(
-        [(variables[p], index) for p, index in uses.leaves.items()],
-        [(variables[p], index) for p, index in uses.outputs.items()],
-    )
+    uses = plan.memory_uses
+    reads = [(graph.variables[p], index) for p, index in uses.leaves.items()]
+    writes = [(graph.variables[p], index) for p, index in uses.outputs.items()]
+    return SharedMemory(reads, writes)
 
 
 def _overwriting(reads: List[Use], writes: List[Use]) -> List[Use]:
-    """Elements of `writes` whose memory an earlier function, or the same, reads by `reads`."""
+    """List the `writes` to memory that one of `reads` has read: in an earlier function, or in the same."""
     before, overwriting, marks = _counts(writes), [], []
     waiting = sorted(reads, key=itemgetter(1), reverse=True)
     for write, count in zip(writes, before):
@@ -78,7 +72,7 @@ def _overwriting(reads: List[Use], writes: List[Use]) -> List[Use]:
 
 
 def _sharing(some: List[Use], others: List[Use]) -> List[Use]:
-    """Elements of `some` that share memory with one of `others`."""
+    """List those of `some` that share memory with one of `others`."""
     before, _marked = _counts(some), _marks(others)  # counts are higher as long as the marks exist
     return [use for use, count, then in zip(some, before, _counts(some)) if count != then]
 

@@ -19,12 +19,12 @@ Contents = Optional[NDArray[Any]]
 
 
 class ArraySnapshot:
-    """Contents of arrays, or of the data of variables, which may be in other arrays when restored."""
+    """Saved contents of arrays, or of variables' data, restored to the arrays that these have by then."""
 
     def __init__(self, kernels: Kernels, variables: Sequence[nn.Variable] = ()) -> None:
         self._kernels, self.variables = kernels, list(variables)
         self._arrays: Sequence[nn.NdArray] = ()
-        # Memory for copies, and the copies in use; contents of arrays that kernels do not read, by index.
+        # Copies, in memory that the next `save` reuses; of arrays that kernels do not read, by their index.
         self._memory: List[nn.NdArray] = []
         self._copies: List[nn.NdArray] = []
         self._others: Dict[int, Contents] = {}
@@ -53,8 +53,7 @@ class ArraySnapshot:
     def restore(self) -> None:
         """Write the contents back; do nothing before `save`."""
         arrays = list(map(_data, self.variables)) or self._arrays
-        if self._copies:
-            self._copy(self._copies, _without(arrays, self._others))
+        self._copy(self._copies, _without(arrays, self._others))
         for index, contents in self._others.items():
             put_back(arrays[index], contents)
 
