@@ -12,32 +12,13 @@ from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Union
 import nnabla as nn
 import numpy as np
 
+from ..core import saved_settings
+from ..core import validation as check
 from ..core.config import AdaLossConfig
 from ..core.precision import StorageLike
-from ..core.saved_settings import (
-    SettingValue,
-    as_plain,
-    check_version,
-    fields_of,
-    foreign_settings_warning,
-    not_default,
-    plain,
-    with_known_names,
-)
+from ..core.saved_settings import SettingValue
 from ..core.scale_history import HistoryPolicy
 from ..core.scale_policy import ScaleState
-from ..core.validation import (
-    boolean,
-    callable_with,
-    choice,
-    explains_keywords,
-    integer,
-    nonnegative_integer,
-    nonnegative_number,
-    number,
-    optional,
-    positive_integer,
-)
 from ..errors import is_out_of_memory, missing_code, warn
 from ..graph.loss import LossLike
 from ..state.state_file import read_state, write_state
@@ -147,22 +128,24 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
     # assignment changes the engine, are properties.
     solver: Any = Setting(check_solver, fixed=exchanged, reported=False)
     data_feeder: Any = Setting(
-        callable_with(what="callable without arguments", instead="feed, not feed(), or lambda: feed(...)"),
+        check.callable_with(
+            what="callable without arguments", instead="feed, not feed(), or lambda: feed(...)"
+        ),
         reported=False,
     )
     scaling_factor: Any = Setting(saved=True)
     N: Any = Setting(saved=True)
-    clear_buffer: Any = Setting(boolean)
-    accum_grad: Any = Setting(positive_integer, saved=True)
-    weight_decay: Any = Setting(optional(nonnegative_number))
+    clear_buffer: Any = Setting(check.boolean)
+    accum_grad: Any = Setting(check.positive_integer, saved=True)
+    weight_decay: Any = Setting(check.optional(check.nonnegative_number))
     comm: Any = Setting(fixed=always, reported=False)
     grads: Any = Setting(fixed=always, reported=False)
     global_scale: Any = Setting(fixed=always, saved=True)
     history: Any = Setting(fixed=always)  # the policy that `global_scale` names
-    on_overflow: Any = Setting(partial(choice, words=OnOverflow), fixed=always, saved=True)
+    on_overflow: Any = Setting(partial(check.choice, words=OnOverflow), fixed=always, saved=True)
     config: Any = Setting(fixed=always, saved=True)
     storage: Any = Setting(fixed=always)
-    max_retries: Any = Setting(nonnegative_integer)
+    max_retries: Any = Setting(check.nonnegative_integer)
     on_nonfinite_loss: Policy = policy()
     on_nonfinite_forward: Policy = policy()
     on_scale_floor: Policy = policy()
@@ -170,16 +153,18 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
     max_scale: Any = Setting(saved=True)
     hysteresis: Any = Setting(saved=True)
     on_gradients: Any = Setting(
-        optional(callable_with(None, what="callable with the solver", instead="lambda solver: hook(...)"))
+        check.optional(
+            check.callable_with(None, what="callable with the solver", instead="lambda solver: hook(...)")
+        )
     )
-    average: Any = Setting(boolean, saved=True)
-    check_every: Any = Setting(nonnegative_integer)
+    average: Any = Setting(check.boolean, saved=True)
+    check_every: Any = Setting(check.nonnegative_integer)
     monitors: Any = Setting(fixed=always, reported=False)
     function_pre_hook: Any = Setting(fixed=always)
     function_post_hook: Any = Setting(fixed=always)
-    float_tail: Any = Setting(boolean, fixed=always)
+    float_tail: Any = Setting(check.boolean, fixed=always)
 
-    @explains_keywords(TORCH_ARGUMENTS)
+    @check.explains_keywords(TORCH_ARGUMENTS)
     def __init__(
         self,
         solver: Any,
@@ -288,9 +273,11 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
             settings = self._deciding_settings()
             return {
                 "version": _VERSION,
-                "settings": as_plain(settings),
-                "chosen": not_default(settings),
-                "scale_state": {name: plain(value) for name, value in self.scale_state._asdict().items()},
+                "settings": saved_settings.as_plain(settings),
+                "chosen": saved_settings.not_default(settings),
+                "scale_state": {
+                    name: saved_settings.plain(value) for name, value in self.scale_state._asdict().items()
+                },
                 "counters": dataclasses.asdict(self.counters),
                 "last_good_scale": self._s0.last_good,
                 "iteration": self.iteration,
@@ -307,9 +294,9 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
         """
         settings = self._deciding_settings()
         try:
-            check_version(state["version"], _VERSION)
-            saved, foreign = with_known_names(state["settings"], settings, state.get("chosen"))
-            for name, value in as_plain(settings).items():
+            saved_settings.check_version(state["version"], _VERSION)
+            saved, foreign = saved_settings.with_known_names(state["settings"], settings, state.get("chosen"))
+            for name, value in saved_settings.as_plain(settings).items():
                 # `dtype` may differ: the engine chooses scales again for another format. Old states do not
                 # name theirs.
                 if saved[name] != value and not (name == "dtype" and "dtype" in state["scaling"]):
@@ -319,13 +306,13 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
                     )
             scale_state = self._s0.policy.checked(ScaleState(**state["scale_state"]))
             counters = Counters.from_dict(state["counters"])
-            last_good = number("last_good_scale", state["last_good_scale"])
-            iteration, checksum = (integer(name, state[name]) for name in ("iteration", "parameters"))
+            last_good = check.number("last_good_scale", state["last_good_scale"])
+            iteration, checksum = (check.integer(name, state[name]) for name in ("iteration", "parameters"))
             scaling = state["scaling"]
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"state is damaged, or not an updater's: {error!r}") from error
         if foreign:
-            warn(foreign_settings_warning(foreign))
+            warn(saved_settings.foreign_settings_warning(foreign))
         self._idle.when_idle(self._undo_iteration)  # a rollback that was interrupted would undo this, too
         self.scaling.load_state_dict(scaling)
         self._s0.state, self._s0.last_good = scale_state, last_good
@@ -358,23 +345,18 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
 
     def _deciding_settings(self) -> Dict[str, SettingValue]:
         """Settings that determine the next step, with their defaults."""
-        own = {name: SettingValue(getattr(self, name), default) for name, default in _SAVED.items()}
-        del own["config"]
-        return {
-            **fields_of(self.scaling.config),
-            **own,
-            "global_scale": SettingValue(self.history or "dynamic", HistoryPolicy()),
+        table = vars(AdaptiveLossScalingUpdater)
+        settings = {
+            name: SettingValue(getattr(self, name), argument.default)
+            for name, argument in inspect.signature(AdaptiveLossScalingUpdater).parameters.items()
+            if getattr(table.get(name), "saved", False)
         }
+        del settings["config"]  # its fields instead, as the engine has completed them
+        settings.update(saved_settings.fields_of(self.scaling.config))
+        settings["global_scale"] = SettingValue(self.history or "dynamic", HistoryPolicy())
+        return settings
 
     def _parameter_checksum(self) -> int:
         """CRC-32 of the solver's parameters."""
         parameters = sorted(self.solver.get_parameters().items())
         return crc32(np.array([crc32(v.data.get_data("r")) for _, v in parameters], np.uint32))
-
-
-_SAVED = {
-    name: argument.default
-    for name, argument in inspect.signature(AdaptiveLossScalingUpdater).parameters.items()
-    if getattr(vars(AdaptiveLossScalingUpdater).get(name), "saved", False)
-}
-"""Arguments in saved states, with their defaults."""

@@ -98,5 +98,4 @@ class FixedLossScalingUpdater(AdaptiveLossScalingUpdater):
             "; take a smaller scale, or AdaptiveLossScalingUpdater, which needs none",
         )
         self._retries.last = outcome
-        extra = {"nonfinite_layers": outcome.layers, "cause": outcome.fault, "component": outcome.component}
-        return self._skipped("skip", reason=verdict.value if verdict.of_forward else "overflow", **extra)
+        return self._skipped("skip", verdict.value if verdict.of_forward else "overflow")

@@ -354,7 +354,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
             f"lower scales; first bad layer: {outcome.where}"
         )
         policy = self.on_scale_floor if self._repeat and self.max_retries else "skip"
-        return self._skipped(policy, "retries", message, reason="overflow", component=outcome.component)
+        return self._skipped(policy, "overflow", "retries", message)
 
     def _count_lost(self, verdict: PassVerdict, outcome: Outcome) -> None:
         """Count the batches of this attempt as lost, and report them to monitors."""
@@ -404,8 +404,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         # Whoever chose "skip" expects such batches.
         if policy == "warn":
             self._notifier.count_lost(self.iteration, f"forward is not finite: {fault or what + whose}")
-        extra = {"reason": cause, "nonfinite_layers": outcome.layers, "cause": fault}
-        return self._skipped(policy, cause, message, **extra)
+        return self._skipped(policy, cause, cause, message)
 
     def _skip_at_floor(self, outcome: Outcome) -> UpdateResult:
         """End the iteration after batches whose gradients overflow at the smallest scale."""
@@ -423,10 +422,9 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
             f"{infinities} infinities{good}. The scale is {self.scale:g} again. No scale helps that "
             f"min_scale allows: check the data, and {ANALYSE}"
         )
-        extra = {"nonfinite_layers": outcome.layers, "component": outcome.component}
-        return self._skipped(self.on_scale_floor, "scale_floor", message, reason="overflow", **extra)
+        return self._skipped(self.on_scale_floor, "overflow", "scale_floor", message)
 
-    def _skipped(self, policy: str, kind: str = "", message: str = "", /, **extra: Any) -> UpdateResult:
+    def _skipped(self, policy: str, reason: str, kind: str = "", message: str = "") -> UpdateResult:
         """End the iteration without an update, notify according to `policy`, and return the result."""
         # It ends in order, with its batches counted as lost: an error does not undo it.
         self._undone.clear()
@@ -434,8 +432,9 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
             raise LossScaleError(message)
         if policy == "warn":
             self._notifier.warn(kind, message)
-        retries = self._retries
-        return UpdateResult(False, self.scale, retries.retries, overflow_layers=retries.last.layers, **extra)
+        retries, last = self._retries.retries, self._retries.last
+        layers = last.layers, last.layers
+        return UpdateResult(False, self.scale, retries, reason, *layers, last.fault, last.component)
 
 
 def _together(before: Outcome, outcome: Outcome) -> Outcome:

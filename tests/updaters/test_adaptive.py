@@ -136,7 +136,7 @@ def test_a_loss_that_is_not_finite_is_no_overflow(policy: str) -> None:
         result = updater.update()
         assert (result.reason, result.retries) == ("nonfinite_loss", 0)
         assert result.nonfinite_layers == result.overflow_layers
-        assert result.nonfinite_layers[0] == "output/affine/Add2"
+        assert result.nonfinite_layers[0] == result.component == "output/affine/Add2"
     else:
         with pytest.warns(LossScaleWarning) as caught:
             results = [updater.update(), updater.update()]

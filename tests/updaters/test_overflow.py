@@ -216,6 +216,9 @@ def test_an_overflow_during_retries_ends_after_max_retries() -> None:
     assert (result.updated, result.retries, result.reason) == (False, 5, "overflow")
     assert planted.batches == 5
     assert result.scale == 8.0 / 2**5
+    # The last batch overflowed, too.
+    assert result.nonfinite_layers == result.overflow_layers != ()
+    assert result.component
 
 
 def test_methods_of_ones_own_that_are_too_large_get_the_room_there_is() -> None:
