@@ -19,7 +19,7 @@ from ..engine import AdaptiveLossScaling, BatchLoop, Outcome
 from ..engine.saved_state import of_topology, topologies_of
 from ..graph.loss import LossLike, LossSeed, LossWrapper, Seed, check_seed, run_backward, variable_of
 from ..monitor.audience import audience_of
-from ..undo import ArraySnapshot, ForwardState
+from ..undo import ArraySnapshot
 from ..undo.shared_memory import shared_memory_of
 from ..updaters.notifications import Notifier
 from ..updaters.solvers import check_solvers, named_parameters, parameters_of
@@ -126,11 +126,9 @@ class GradScaler:
             LayerPrecisions(storage)
         self._non_homogeneous = strings("non_homogeneous", non_homogeneous, "type names of functions")
         self._audience = audience_of(monitors)
-        # Engine of each loss, by labels of its functions, in the order of use.
+        # Engine of each loss, by labels of its functions, in the order of use; and loaded states whose
+        # networks have not been seen yet.
         self._engines: Dict[Tuple[str, ...], AdaptiveLossScaling] = {}
-        # State that forward writes; all losses share it.
-        self._forward_state: Optional[ForwardState] = None
-        # Saved states whose networks have not been seen yet.
         self._saved: List[Mapping[str, Any]] = []
         self.steps = self.skipped_steps = 0
         self.cause = ""
@@ -141,18 +139,16 @@ class GradScaler:
     def _begin(self) -> None:
         """Begin an iteration."""
         # By identity of a solver: True if its gradients were finite at `unscale_`, None after another
-        # backward; and True if its step was made.
+        # backward; and True if its step was made, False if it was skipped.
         self._finite: Dict[int, Optional[bool]] = {}
         self._stepped: Dict[int, bool] = {}
-        # By keys of the losses that ran forward, the latest last: True if backward is due.
+        # By keys of losses: of those that ran forward, the latest last, True if backward is due; the engines
+        # that ran backward; outcomes of batches that ran again or overflowed; those that made steps skip.
         self._forwarded: Dict[int, bool] = {}
         self._used: Dict[int, AdaptiveLossScaling] = {}
-        # Outcomes, by the same keys, of batches that ran again or overflowed, and of those with skipped
-        # steps.
         self._outcomes: Dict[int, Outcome] = {}
         self._causes: Dict[int, Outcome] = {}
-        # True if the cause of a skipped step is still unknown.
-        self._unexplained = False
+        self._unexplained = False  # True if the cause of a skipped step is still unknown
 
     def forward(self, loss: LossLike, clear_buffer: bool = False, clear_no_need_grad: bool = False) -> None:
         """Run forward as `Variable.forward` does, in the storage format if one is emulated.
@@ -276,20 +272,19 @@ class GradScaler:
                 self._skip()
         if self._unexplained:
             self._explain()
-        updated = any(self._stepped.values())
-        if not updated and self._forward_state is not None:
+        engines = list(self._used.values())
+        if not any(self._stepped.values()):
             # A batch without a step must not stay in running statistics.
-            self._forward_state.restore()
-        if updated and self._enabled:
-            engines = list(self._used.values())
+            engines[0].guard.state.restore()
+        elif self._enabled:
             self._notifier.note_update(self._iteration + 1, engines[0].loss_scale, engines, self._solvers)
         # Measurements of a good loss are remembered, those of an overflow as of a lost batch. Losses add to
         # the same gradients: if no scale helps one, the batch is bad, and measurements of all are dropped.
         is_bad = any(outcome.verdict.lowers_nothing for outcome in self._causes.values())
         for key, scaling in self._used.items():
-            if self._enabled and is_bad:
+            if is_bad:
                 scaling.drop_iteration()
-            elif self._enabled and key in self._causes:
+            elif key in self._causes:
                 scaling.end_iteration()
             elif self._enabled:
                 scaling.after_update()
@@ -333,7 +328,7 @@ class GradScaler:
 
     def scaling(self, loss: LossLike) -> AdaptiveLossScaling:
         """Engine of a loss: `loss_scale`, `layer_scales`, `plan`, ... of its last backward."""
-        # Made at the first use, with the measurements of the last loss of the same functions, or those saved.
+        # Made at the first use, with the measurements of the last loss of the same functions, or loaded ones.
         key = hash(variable_of(loss))
         for structure, scaling in self._engines.items():
             if hash(scaling.variable) == key:
@@ -345,11 +340,11 @@ class GradScaler:
             self._config,
             non_homogeneous=self._non_homogeneous,
             history=self._history,
-            forward_state=self._forward_state,
+            # State that forward writes; all losses share it.
+            forward_state=next((one.guard.state for one in self._engines.values()), None),
             monitors=self._audience or (),
             **common,
         )
-        self._forward_state = scaling.guard.state
         structure = tuple(node.label for node in scaling.plan.nodes)
         before = self._engines.pop(structure, None)
         if before is not None:
@@ -394,7 +389,8 @@ class GradScaler:
         try:
             check_version(state["version"], _VERSION)
             counts = [integer(name, state[name]) for name in ("iteration", "steps", "skipped_steps")]
-            saved = [{**loss, "topologies": topologies_of(loss)[:-1]} for loss in state["losses"]]
+            # `topologies_of` checks all; the last one is that of `loss` itself.
+            saved: List[Any] = [{**loss, "topologies": topologies_of(loss)[:-1]} for loss in state["losses"]]
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"state is damaged, or not a GradScaler's: {error!r}") from error
         # If one state is damaged, engines that have loaded others go back.
@@ -406,7 +402,7 @@ class GradScaler:
             for scaling, own in before:
                 scaling.load_state_dict(own)
             raise ValueError(f"state is damaged: {error}") from error
-        self._saved = [*saved]
+        self._saved = saved
         self._iteration, self.steps, self.skipped_steps = counts
         self._begin()
 
@@ -467,7 +463,7 @@ class GradScaler:
             leaf
             for key, scaling in self._used.items()
             if scaling.result.loss_is_nan
-            or (key in self._outcomes and self._outcomes[key].verdict is PassVerdict.NONFINITE_LOSS)
+            or self._outcomes.get(key, Outcome()).verdict is PassVerdict.NONFINITE_LOSS
             for leaf in scaling.graph.by_key(scaling.plan.leaves)
         }
         # A solver's own check waits for the GPU once per parameter.
@@ -476,8 +472,8 @@ class GradScaler:
 
     def _overflow(self, key: int) -> Optional[Outcome]:
         """Outcome of the loss with this key, if its gradients were not finite."""
-        outcome = self._outcomes.get(key)
-        return outcome if outcome is not None and outcome.facts.overflowed else None
+        outcome = self._outcomes.get(key, Outcome())
+        return outcome if outcome.facts.overflowed else None
 
     def _skip(self) -> None:
         """Skip a step and find the cause, unless another loss waits for its backward: then `update` does."""
@@ -497,19 +493,18 @@ class GradScaler:
                 if not (scaling.found_inf or scaling.result.loss_is_nan):
                     continue
                 outcome = self._outcomes[key] = self._examine(scaling)
-            of_forward, is_new = outcome.verdict.of_forward, key not in self._causes
+            is_new = key not in self._causes
             self._causes[key] = outcome
-            if of_forward:
+            if outcome.verdict.of_forward:
                 self.cause = outcome.fault or "the loss is not finite"
-            else:
-                self.cause = f"overflow, first in {outcome.layers[0]}"
-            if is_new:
-                if of_forward:
+                if is_new:
                     self._notifier.count_lost(self._iteration, f"forward is not finite: {self.cause}")
                     self._warn(
                         "bad", f"{self.cause}: this is not a gradient overflow, so no scale is lowered"
                     )
-                else:
+            else:
+                self.cause = f"overflow, first in {outcome.layers[0]}"
+                if is_new:
                     self._notifier.count_overflow(self._iteration, outcome.where)
                     if not outcome.lowered:
                         self._warn("floor", f"gradients are not finite at the smallest scale: {self.cause}")

@@ -11,18 +11,10 @@ import numpy as np
 from nnabla.solver import Solver
 from numpy.typing import NDArray
 
+from ..core import validation as check
 from ..core.config import AdaLossConfig
 from ..core.saved_settings import SettingValue, foreign_settings_warning, not_default, plain, with_known_names
 from ..core.scale_policy import SMALLEST_SCALE, growth_factor
-from ..core.validation import (
-    boolean,
-    explains_keywords,
-    limited,
-    nonnegative_integer,
-    number,
-    positive_integer,
-    positive_number,
-)
 from ..errors import warn
 from ..host_context import host_view
 
@@ -31,16 +23,15 @@ Gradient = Union[NDArray[Any], "nn.NdArray", "nn.Variable"]
 Gradients = Union[Gradient, Iterable[Gradient]]
 _KINDS = (np.ndarray, np.generic, nn.NdArray, nn.Variable)
 
-
 _CHECKS: Dict[str, Callable[[str, object], Any]] = {
-    "scale": positive_number,
-    "initial_scale": positive_number,
-    "dynamic_scaling": boolean,
-    "growth_interval": positive_integer,
+    "scale": check.positive_number,
+    "initial_scale": check.positive_number,
+    "dynamic_scaling": check.boolean,
+    "growth_interval": check.positive_integer,
     "growth_factor": growth_factor,
-    "backoff_factor": limited(positive_number, lambda factor: factor <= 1.0, "must not be larger than 1"),
-    "min_scale": positive_number,
-    "max_scale": positive_number,
+    "backoff_factor": check.limited(check.positive_number, lambda x: x <= 1.0, "must not be larger than 1"),
+    "min_scale": check.positive_number,
+    "max_scale": check.positive_number,
 }
 _COUNTS = ("total_updates", "skipped_updates", "good_updates")
 
@@ -82,7 +73,7 @@ class LossScaler:
         (False, 512.0)
     """
 
-    @explains_keywords({})
+    @check.explains_keywords({})
     def __init__(
         self,
         initial_scale: float = 65536.0,
@@ -101,8 +92,7 @@ class LossScaler:
         self.reset()
 
     def __setattr__(self, name: str, value: object) -> None:
-        check = _CHECKS.get(name)
-        super().__setattr__(name, value if check is None else check(name, value))
+        super().__setattr__(name, _CHECKS[name](name, value) if name in _CHECKS else value)
 
     @property
     def overflow_rate(self) -> float:
@@ -125,7 +115,7 @@ class LossScaler:
             return loss * np.asarray(self.scale, dtype=np.result_type(loss, np.float32))
         if isinstance(loss, (nn.Variable, nn.NdArray)):
             return loss * self.scale
-        return number("loss", loss) * self.scale
+        return check.number("loss", loss) * self.scale
 
     def unscale_gradient(self, gradient: Gradient) -> Gradient:
         """Divide one gradient by the scale.
@@ -186,7 +176,7 @@ class LossScaler:
     def reset(self, new_initial_scale: Optional[float] = None) -> None:
         """Reset the counts to 0 and the scale to `initial_scale`, or to a new initial scale."""
         initial = self.initial_scale if new_initial_scale is None else new_initial_scale
-        if not self.min_scale <= positive_number("initial_scale", initial) <= self.max_scale:
+        if not self.min_scale <= check.positive_number("initial_scale", initial) <= self.max_scale:
             raise ValueError(
                 f"initial_scale={initial!r} must lie between min_scale={self.min_scale!r} "
                 f"and max_scale={self.max_scale!r}"
@@ -224,8 +214,8 @@ class LossScaler:
         # Earlier versions had a window of measured scales.
         saved = {name: value for name, value in state.items() if name not in {*own, "window", "chosen"}}
         known, foreign = with_known_names(saved, self._settings, state.get("chosen"))
-        settings = {name: check(name, {**known, **own}[name]) for name, check in _CHECKS.items()}
-        counts = {name: nonnegative_integer(name, own[name]) for name in _COUNTS}
+        settings = {name: convert(name, {**known, **own}[name]) for name, convert in _CHECKS.items()}
+        counts = {name: check.nonnegative_integer(name, own[name]) for name in _COUNTS}
         if foreign:
             warn(foreign_settings_warning(foreign))
         self._good_updates = counts.pop("good_updates")
@@ -244,21 +234,22 @@ class LossScaler:
         self.total_updates += 1
         self.skipped_updates += not usable
         self._good_updates = self._good_updates + 1 if usable else 0
-        scale, lowest = self.scale, max(self.min_scale, SMALLEST_SCALE)
-        if not usable:
-            scale = max(scale * self.backoff_factor, min(lowest, scale))
-        elif self._good_updates >= self.growth_interval:
+        grows = self._good_updates >= self.growth_interval
+        if grows:
             self._good_updates = 0
-            scale = min(scale * self.growth_factor, max(self.max_scale, lowest, scale))
         if not self.dynamic_scaling:
             return usable
-        if not usable and self.scale <= self.min_scale and not self._warned:
-            self._warned = True
-            warn(
-                f"gradients overflow at min_scale={self.min_scale:g}: the scale is not the cause; "
-                "look at the loss, the data and the learning rate"
-            )
-        self.scale = scale
+        lowest = max(self.min_scale, SMALLEST_SCALE)
+        if grows:
+            self.scale = min(self.scale * self.growth_factor, max(self.max_scale, lowest, self.scale))
+        elif not usable:
+            if self.scale <= self.min_scale and not self._warned:
+                self._warned = True
+                warn(
+                    f"gradients overflow at min_scale={self.min_scale:g}: the scale is not the cause; "
+                    "look at the loss, the data and the learning rate"
+                )
+            self.scale = max(self.scale * self.backoff_factor, min(lowest, self.scale))
         return usable
 
 
@@ -308,8 +299,7 @@ def _unscaled(gradient: Gradient, scale: float, *, in_place: bool = False) -> Gr
     wide: Any = _wide(stored.dtype)
     if not isinstance(stored, nn.NdArray):
         out = stored if in_place and _holds_its_quotient(stored) else None
-        quotient = np.divide(stored, scale, out=out, dtype=wide)
-        return np.asarray(quotient) if out is None else stored
+        return np.asanyarray(np.divide(stored, scale, out=out, dtype=wide))
     # A lazily zero gradient must stay so: solvers skip its parameter.
     if not stored.zeroing:
         values = host_view(stored, np.dtype(wide))
