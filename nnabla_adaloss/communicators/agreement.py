@@ -88,7 +88,7 @@ def checksum(array: NDArray[Any]) -> int:
 def describe_mismatch(ranks: Sequence[int], calls: Sequence[Call]) -> str:
     """The first difference between the calls of the ranks, with the ranks of each, and a likely cause."""
     if len({(call.operation, call.options) for call in calls}) > 1:
-        difference = _by_rank(ranks, map(str, calls))
+        difference = _by_rank(ranks, calls)
     else:
         columns = enumerate(zip_longest(*(call.entries for call in calls), fillvalue="missing"))
         position, entries = next((number, row) for number, row in columns if len({*row}) > 1)
@@ -103,11 +103,12 @@ def describe_mismatch(ranks: Sequence[int], calls: Sequence[Call]) -> str:
     )
 
 
-def _by_rank(ranks: Sequence[int], values: Iterable[Hashable]) -> str:
+def _by_rank(ranks: Sequence[int], values: Iterable[object]) -> str:
     """The ranks that hold each value: `"16.0 on ranks 0, 2; 8.0 on rank 1"`."""
-    holders: Dict[Hashable, List[int]] = defaultdict(list)
+    # As text, in which 0.0 and -0.0 differ, and NaNs do not.
+    holders: Dict[str, List[int]] = defaultdict(list)
     for rank, value in zip(ranks, values):
-        holders[value].append(rank)
+        holders[str(value)].append(rank)
     return "; ".join(
         f"{value} on rank{'s' if len(held_by) > 1 else ''} {', '.join(map(str, held_by))}"
         for value, held_by in holders.items()

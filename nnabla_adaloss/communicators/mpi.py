@@ -5,24 +5,10 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Dict,
-    Hashable,
-    Iterable,
-    Iterator,
-    List,
-    Mapping,
-    NoReturn,
-    Optional,
-    Sequence,
-    Tuple,
-    TypeVar,
-    Union,
-)
+from typing import TYPE_CHECKING, Any, Dict, List, NoReturn, Optional, Tuple, TypeVar, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -111,8 +97,6 @@ class MPICommunicator:
         if self.size > 1:
             failure.on_uncaught_exception(self._end)
 
-    # Participants
-
     @property
     def rank(self) -> int:
         """This process's number, from 0."""
@@ -162,8 +146,6 @@ class MPICommunicator:
     def list_groups(self) -> Dict[str, List[int]]:
         """The ranks of every group, by name."""
         return {name: list(group.ranks) for name, group in self._groups.items()}
-
-    # Exchanges of NdArrays
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
@@ -230,8 +212,6 @@ class MPICommunicator:
             "which does so."
         )
 
-    # Agreement
-
     def all_reduce_max_float(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """The largest of each value over the ranks, as float64; NaN where any rank has a NaN.
 
@@ -282,8 +262,6 @@ class MPICommunicator:
                     hosted[name] = np.zeros(value.size, np.float32) if value.zeroing else host_view(value)
             world.compare_values(hosted, what)
 
-    # Failure
-
     def abort(self, exit_code: int = 1) -> None:
         """End all processes of the job, at once."""
         sys.stdout.flush()
@@ -315,8 +293,6 @@ class MPICommunicator:
         lines = traceback.format_exception(type(error), error, error.__traceback__)
         failure.report(self.rank, "".join(lines))
         self.abort(failure.exit_code_of(error))
-
-    # Groups and exchanges
 
     @property
     def _on_this_host(self) -> MPI.Comm:

@@ -5,11 +5,19 @@ import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from nnabla_adaloss.communicators.agreement import Call, call_number, checksum, describe_mismatch
+from nnabla_adaloss.communicators.agreement import (
+    Call,
+    ProcessGroup,
+    RankDisagreementError,
+    call_number,
+    checksum,
+    describe_mismatch,
+)
 
 
 def test_checksum_tells_bits_dtypes_and_lengths_apart():
@@ -69,3 +77,17 @@ def test_fingerprint_tells_calls_apart_and_is_the_same_in_every_process():
 )
 def test_mismatch_names_the_first_difference(calls, message):
     assert re.search(message, describe_mismatch([4, 7], calls))
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ((0.0, -0.0, 0.0), "'scale' is 0.0 on ranks 0, 2; -0.0 on rank 1;"),
+        ((float("nan"), 1.0, float("nan")), "'scale' is nan on ranks 0, 2; 1.0 on rank 1;"),
+    ],
+)
+def test_values_are_told_apart_as_they_are_written(values, told):
+    answers = iter([[[checksum(np.array(value))] for value in values], list(values)])
+    group = ProcessGroup((0, 1, 2), SimpleNamespace(allgather=lambda own: next(answers)))
+    with pytest.raises(RankDisagreementError, match=re.escape(told)):
+        group.compare_values({"scale": np.array(values[0])}, "scales")
