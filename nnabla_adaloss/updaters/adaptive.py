@@ -8,6 +8,7 @@ import inspect
 import os
 from functools import partial
 from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Union
+from zlib import crc32
 
 import nnabla as nn
 import numpy as np
@@ -22,7 +23,6 @@ from ..core.scale_policy import ScaleState
 from ..errors import is_out_of_memory, missing_code, warn
 from ..graph.loss import LossLike
 from ..state.state_file import read_state, write_state
-from .exchange import crc32
 from .loop import TrainingLoop
 from .retries import Counters, UpdateResult
 from .settings import (
@@ -359,4 +359,4 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
     def _parameter_checksum(self) -> int:
         """CRC-32 of the solver's parameters."""
         parameters = sorted(self.solver.get_parameters().items())
-        return crc32(np.array([crc32(v.data.get_data("r")) for _, v in parameters], np.uint32))
+        return crc32(np.array([crc32(v.data.get_data("r")) for _, v in parameters], np.uint32).tobytes())

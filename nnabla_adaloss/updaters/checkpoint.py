@@ -28,16 +28,8 @@ from .solvers import has
 
 _VERSION = 1
 _HEAD = "nnabla_adaloss checkpoint"
-
 # Methods of a solver that a checkpoint calls.
 _OF_SOLVERS = ("get_parameters", "get_states", "set_states", "learning_rate", "set_learning_rate", "name")
-
-_MODULES = (nn.Module, ClassModule)
-
-# Steps of a solver, which nnabla counts in 32 bits.
-_STEPS = range(2**32)
-
-Arrays = Dict[str, Any]
 
 
 def save_checkpoint(
@@ -180,7 +172,7 @@ def _with_solvers(parts: Any) -> Tuple[List[Any], List[Any]]:
     objects: List[Any] = []
     modules: List[Any] = []
     for part in parts:
-        if isinstance(part, _MODULES):
+        if isinstance(part, (nn.Module, ClassModule)):
             modules.append(part)
         elif isinstance(part, Solver) or hasattr(part, "load_state_dict"):
             solver = getattr(part, "solver", None)
@@ -257,7 +249,9 @@ def _state_of(part: Any) -> Dict[str, Any]:
     return cast(Dict[str, Any], part.state_dict())
 
 
-def _set(variables: Mapping[str, nn.Variable], arrays: Arrays, parts: List[Any], saved: List[Any]) -> None:
+def _set(
+    variables: Mapping[str, nn.Variable], arrays: Mapping[str, Any], parts: List[Any], saved: List[Any]
+) -> None:
     """Set the saved values of all parts."""
     for key, variable in variables.items():
         variable.d = arrays[key]
@@ -345,7 +339,9 @@ def _read(name: str) -> Any:
     return head, arrays
 
 
-def _check(saved: List[Any], arrays: Arrays, parts: List[Any], variables: Mapping[str, nn.Variable]) -> None:
+def _check(
+    saved: List[Any], arrays: Mapping[str, Any], parts: List[Any], variables: Mapping[str, nn.Variable]
+) -> None:
     """Raise ValueError unless a checkpoint is of these parts, with these Variables."""
     kinds = [str(part.get("solver", "a state")) for part in saved]
     present = [part.name if isinstance(part, Solver) else "a state" for part in parts]
@@ -365,7 +361,8 @@ def _check(saved: List[Any], arrays: Arrays, parts: List[Any], variables: Mappin
             shapes.update({f"{index}/{name}": () for name in steps})
             expected.update({f"{index}/{name}": () for name in part.get_states()})
             for name, step in steps.items():
-                if type(step) is not int or step not in _STEPS:
+                # nnabla counts them in 32 bits.
+                if type(step) is not int or not 0 <= step < 2**32:
                     raise StateFileError(f"the checkpoint is damaged: {name} had {step!r} updates")
     odd = [key for key in sorted({*shapes, *expected}) if shapes.get(key) != expected.get(key)]
     if odd:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-import zlib
 from functools import cached_property
 from itertools import compress, islice
 from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
@@ -14,7 +13,7 @@ import nnabla as nn
 import numpy as np
 from numpy.typing import NDArray
 
-from ..communicators.agreement import RankDisagreementError
+from ..communicators.agreement import RankDisagreementError, checksum
 from ..core.verdict import PassVerdict
 from ..engine import Outcome
 from ..host_context import dtype_of, host_view
@@ -167,7 +166,7 @@ class GradientExchange:
         comm: Any = self.comm
         names = [*self.parameters, "the loss scales"]
         arrays = [v.data.get_data("r") for v in self.parameters.values()] + [np.array(scales, np.float64)]
-        rows, _ = self._gather(np.array(list(map(crc32, arrays)), np.uint32))
+        rows, _ = self._gather(np.array(list(map(checksum, arrays)), np.uint32))
         different = list(compress(names, (rows != rows[0]).any(axis=0)))
         if different:
             here = "agrees with" if (rows[comm.rank] == rows[0]).all() else "differs from"
@@ -176,8 +175,3 @@ class GradientExchange:
                 f"{' and others' if len(different) > 5 else ''} (rank {comm.rank} {here} rank 0). "
                 "Resume from a checkpoint; look for data or code that differs between ranks"
             )
-
-
-def crc32(array: NDArray[Any]) -> int:
-    """CRC-32 of the bytes of `array`."""
-    return zlib.crc32(np.ascontiguousarray(array).tobytes())

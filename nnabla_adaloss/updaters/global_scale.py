@@ -30,11 +30,6 @@ class GlobalScale:
         self.last_good = math.nan  # S0 of the last update
         self.measured = history is not None
 
-    @property
-    def scale(self) -> float:
-        """S0."""
-        return self.state.scale
-
     def change(self, **fields: Any) -> None:
         """Change fields of the policy; ValueError, without any change, if they are invalid."""
         self.policy = replace(self.policy, **fields)

@@ -114,14 +114,14 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
 
         With `global_scale="history"`: that of the last update. One assigned only starts a new measurement.
         """
-        return self._s0.scale
+        return self._s0.state.scale
 
     @scale.setter
     def scale(self, value: float) -> None:
         self._idle.when_idle(self._undo_iteration)  # a rollback that was interrupted would undo this, too
         self._s0.state = self.scale_state._replace(scale=check_scale(value))
         if self._s0.measured:
-            self.scaling.restart(self._s0.scale)
+            self.scaling.restart(self.scale)
 
     @property
     def scale_state(self) -> ScaleState:
@@ -162,8 +162,8 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
                 self._restore_scales()
             raise
         if self._audience is not None:
-            if self._s0.scale != before.scale:
-                self._audience.tell(ScaleChanged(self.iteration, before.scale, self._s0.scale))
+            if self.scale != before.scale:
+                self._audience.tell(ScaleChanged(self.iteration, before.scale, self.scale))
             notify_update(self._audience, self.iteration, result, self.scaling.variable)
         return result
 
@@ -182,7 +182,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         if shared and self._exchange.begin_iteration(self.iteration, self.check_every) and not resumed:
             # Scales that must be equal on all ranks; all have compared them before an iteration is resumed.
             unit_amaxes = [amax for _, amax in sorted(self.scaling.components.unit_amaxes().items())]
-            self._exchange.check_ranks_agree([self._s0.scale, *unit_amaxes], self.iteration)
+            self._exchange.check_ranks_agree([self.scale, *unit_amaxes], self.iteration)
         while True:
             self._before_exchange = shared
             outcome = self._run_batches()
@@ -258,7 +258,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         forward_hooks, backward_hooks = self._hooks
         self.scaling.forward(clear_no_need_grad=self.clear_buffer, **forward_hooks)
         self.scaling.backward(
-            None if self._s0.measured else self._s0.scale,
+            None if self._s0.measured else self._s0.state.scale,
             clear_buffer=self.clear_buffer,
             iteration=self.iteration,
             rerun=rerun,

@@ -23,9 +23,6 @@ from .retries import UpdateResult
 from .settings import POLICY_FIELDS
 from .solvers import has, parameters_of
 
-# With `global_scale="history"` its policy determines the start and bounds of the scale.
-_OF_SEARCHED_SCALES = {"scale"} | POLICY_FIELDS
-
 # After this many updates without any gradient, unlabelled batches no longer explain a loss of zero.
 _SILENT = 100
 # Number of batches lost in a row that is worth a warning: a jump of the gradients by 2**20 costs only six.
@@ -63,7 +60,8 @@ def notify_training_began(audience: Audience, iteration: int, updater: Any) -> N
         values["config"] = updater.scaling.config
     if values.get("global_scale", "dynamic") != "dynamic":
         settings["global_scale"], values["global_scale"] = "history", updater.history
-        values = {name: value for name, value in values.items() if name not in _OF_SEARCHED_SCALES}
+        # Its policy determines the start and bounds of the scale, not these arguments.
+        values = {name: value for name, value in values.items() if name not in {"scale", *POLICY_FIELDS}}
     for name, value in values.items():
         ignored = getattr(value, "ignored", ())
         fields = {f"{name}.{f}": own for f, own in as_plain(fields_of(value)).items() if f not in ignored}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Dict, Mapping, NamedTuple, Tuple
 
 from ..core.scale_policy import ScaleState
-from ..core.validation import integer
+from ..core.validation import nonnegative_integer
 from ..engine import Outcome
 
 
@@ -80,12 +80,12 @@ class Counters:
     def count_update(self, batches: int) -> None:
         """Count an update of this many batches."""
         self.updates += 1
-        self.batches += int(batches)  # JSON does not accept NumPy's integers
+        self.batches += batches
 
     def count_lost(self, cause: str, batches: int) -> None:
         """Count batches that were thrown away for `cause`."""
-        self.batches += int(batches)
-        self.lost = {**self.lost, cause: self.lost.get(cause, 0) + int(batches)}
+        self.batches += batches
+        self.lost = {**self.lost, cause: self.lost.get(cause, 0) + batches}
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Counters:
@@ -93,11 +93,8 @@ class Counters:
         # Earlier states lack `fed`.
         counts = {"fed": saved["batches"], **saved}
         names = ("updates", "batches", "repeats", "fed")
-        lost = {str(cause): integer("lost", number) for cause, number in saved["lost"].items()}
-        loaded = cls(lost=lost, **{name: integer(name, counts[name]) for name in names})
-        if min(loaded.updates, loaded.batches, loaded.repeats, loaded.fed, *loaded.lost.values()) < 0:
-            raise ValueError(f"counters={dict(saved)!r} must not be negative")
-        return loaded
+        lost = {str(cause): nonnegative_integer("lost", number) for cause, number in saved["lost"].items()}
+        return cls(lost=lost, **{name: nonnegative_integer(name, counts[name]) for name in names})
 
 
 @dataclass
