@@ -159,7 +159,7 @@ def all_advice(layers: Layers) -> str:
     texts = [text for text in map(advice, layers.values()) if text]
     shown, rest = texts[:_MOST_ADVICE], texts[_MOST_ADVICE:]
     more = folded(f"{len(rest)} more", bullets(rest)) if rest else ""
-    return (bullets(shown) if shown else "") + more
+    return bullets(shown) + more
 
 
 def advice(rows: Sequence[LayerRow]) -> Optional[str]:

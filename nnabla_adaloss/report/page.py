@@ -91,16 +91,15 @@ def _losses(recording: Recording) -> Points:
 def _headline(recording: Recording) -> str:
     """The layer with the worst underflow, and numbers of the whole training."""
     underflows, facts = recording.underflows(), _facts(recording)
-    finding = "No layer lost more than 1 % of its gradient to underflow."
     if underflows:
         worst, others = underflows[0], len(underflows) - 1
-        finding = (
-            f"{worst.layer} lost up to {percent(worst.worst)} of its gradient to underflow, more than 1 % in "
-        )
-        finding += stretch(worst, " recorded iterations")
-        finding += f". {others} more layer{'s' * (others > 1)} lost more than 1 %." if others else "."
+        lost = f"{worst.layer} lost up to {percent(worst.worst)} of its gradient to underflow"
+        finding = f"{lost}, more than 1 % in {stretch(worst, ' recorded iterations')}."
+        finding += f" {others} more layer{'s' * (others > 1)} lost more than 1 %." if others else ""
     elif worst_underflow(recording.of(LayerRow)) is None:
         finding = "Underflow was not counted."
+    else:
+        finding = "No layer lost more than 1 % of its gradient to underflow."
     shown = ("recorded iterations", "lost batches", "repeated batches")
     return paragraph(finding, "finding") + definitions(((name, facts[name]) for name in shown), "facts")
 

@@ -121,8 +121,9 @@ def paragraph(text: str, kind: str = "told") -> str:
 
 
 def bullets(texts: Iterable[str]) -> str:
-    """A list of sentences."""
-    return "".join(["<ul>\n", *(f"<li>{escape(text)}</li>\n" for text in texts), "</ul>\n"])
+    """A list of sentences; nothing for no sentence."""
+    items = "".join(f"<li>{escape(text)}</li>\n" for text in texts)
+    return f"<ul>\n{items}</ul>\n" if items else ""
 
 
 def definitions(pairs: Iterable[Tuple[str, str]], kind: str = "words") -> str:
@@ -174,9 +175,8 @@ def heat_map(
 
 
 def _strip(places: Sequence[Optional[float]], words: str) -> str:
-    return (
-        f'<div class="strip" style="--colours:{strip(places)}" role="img" aria-label="{escape(words)}"></div>'
-    )
+    style = f"--colours:{strip(places)}"
+    return f'<div class="strip" style="{style}" role="img" aria-label="{escape(words)}"></div>'
 
 
 def curve(
@@ -205,8 +205,10 @@ def curve(
         if points
     )
     words += f"; from {extent(values, written)}"
-    marks = (high, (low + high) / 2.0, low)
-    heights = [written(_power(mark) if logarithmic else mark) for mark in marks]
+    marks = [high, (low + high) / 2.0, low]
+    if logarithmic:  # ends rounded outwards may be beyond the powers of two that a float can be
+        marks = [2.0 ** max(-1074.0, min(mark, 1023.0)) for mark in marks]
+    heights = map(written, marks)
     names = ""
     if len(lines) > 1:
         sample = '<svg class="sample" viewBox="0 0 28 8" aria-hidden="true"><path d="M0 4H28"/></svg>'
@@ -223,17 +225,11 @@ def curve(
 
 def _axis(low: float, high: float, *, whole: bool) -> Tuple[float, float]:
     """Distinct ends of an axis of heights; with `whole`, they and their middle are integers."""
-    if not whole:
-        return (low, high) if low < high else (low - (abs(low) / 10.0 or 1.0), low + (abs(low) / 10.0 or 1.0))
-    low, high = math.floor(low), math.ceil(high)
-    if low == high:
-        return low - 1, high + 1
-    return low, high + (high - low) % 2
-
-
-def _power(exponent: float) -> float:
-    """A power of two, or the nearest finite float."""
-    return float(2.0 ** max(-1074.0, min(exponent, 1023.0)))
+    if whole:
+        low, high = math.floor(low), math.ceil(high)
+        high += (high - low) % 2
+    margin = 1.0 if whole else abs(low) / 10.0 or 1.0
+    return (low, high) if low < high else (low - margin, high + margin)
 
 
 def _tips(lines: Lines, written: Callable[[float], str], timeline: Timeline) -> str:
