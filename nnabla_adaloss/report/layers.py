@@ -10,19 +10,8 @@ from ..core.layer_record import Reason
 from ..core.power_of_two import scale_text
 from ..monitor.recording import Recording, Underflow
 from ..monitor.rows import LayerRow
-from .pieces import (
-    Lines,
-    Timeline,
-    bullets,
-    definitions,
-    extent,
-    folded,
-    heat_map,
-    paragraph,
-    percent,
-    section,
-    table,
-)
+from . import pieces
+from .pieces import Lines, Timeline, percent
 
 # A smaller share of underflow harms no training and is drawn as zero.
 _HARMLESS = 1e-3
@@ -81,15 +70,17 @@ def underflow_map(layers: Layers, timeline: Timeline) -> str:
     worst = max((share for points in counted.values() for _, share in points), default=None)
     if worst is None:
         text = "Not known: only emulated storage counts it. Zeros and subnormals are in the table below."
-        return section("Underflow", text if layers else "No layer was recorded.")
+        return pieces.section("Underflow", text if layers else "No layer was recorded.")
     if worst <= _HARMLESS:
         much = f"more than {percent(worst)} in an iteration" if worst else "anything"
-        return section("Underflow", f"No layer lost {much}. {_WHICH_LAYERS}")
-    return section(
+        return pieces.section("Underflow", f"No layer lost {much}. {_WHICH_LAYERS}")
+    return pieces.section(
         "Underflow",
         "Share of the nonzero elements of each layer's input gradient that became zero when stored. Hatched "
         f"is not recorded. {_WHICH_LAYERS}",
-        heat_map(counted, timeline, percent, (_HARMLESS, 1.0), ("up to 0.1 %", "1 %", "10 %", "100 %")),
+        pieces.heat_map(
+            counted, timeline, percent, (_HARMLESS, 1.0), ("up to 0.1 %", "1 %", "10 %", "100 %")
+        ),
     )
 
 
@@ -98,13 +89,13 @@ def scale_maps(layers: Layers, timeline: Timeline) -> List[str]:
     if not layers:
         return []
     return [
-        section(
+        pieces.section(
             "Accumulated scale S",
             "The scale that each layer's input gradient is stored with: the scale at the loss (S0, or "
             "another one for a term with a loss weight), times the alphas of all layers from there on.",
             _scales(_lines(layers, "scale"), timeline),
         ),
-        section(
+        pieces.section(
             "Layer scales alpha",
             "The factor that each layer multiplies its input gradient by; 1 leaves it as it is.",
             _scales(_lines(layers, "alpha"), timeline),
@@ -128,7 +119,7 @@ def _scales(lines: Lines, timeline: Timeline) -> str:
         constant: Dict[str, List[str]] = {}
         for name, points in lines.items():
             constant.setdefault(scale_text(points[0][1]), []).append(name)
-        return paragraph("The same in all iterations:") + definitions(
+        return pieces.paragraph("The same in all iterations:") + pieces.definitions(
             (scale, ", ".join(names)) for scale, names in constant.items()
         )
     low, high = math.floor(math.log2(min(scales))), math.ceil(math.log2(max(scales)))
@@ -136,7 +127,7 @@ def _scales(lines: Lines, timeline: Timeline) -> str:
     missing = max(_LEAST_SPAN, high - low + (high - low) % 2) - (high - low)
     low, high = low - missing // 2, high + missing - missing // 2
     labels = [scale_text(2.0**end) for end in (low, (low + high) // 2, high)]
-    return heat_map(lines, timeline, scale_text, (2.0**low, 2.0**high), labels)
+    return pieces.heat_map(lines, timeline, scale_text, (2.0**low, 2.0**high), labels)
 
 
 def worst_underflow(rows: Sequence[LayerRow]) -> Optional[float]:
@@ -158,8 +149,8 @@ def all_advice(layers: Layers) -> str:
     """List of advice for layers whose gradients are largely subnormal; may be empty."""
     texts = [text for text in map(advice, layers.values()) if text]
     shown, rest = texts[:_MOST_ADVICE], texts[_MOST_ADVICE:]
-    more = folded(f"{len(rest)} more", bullets(rest)) if rest else ""
-    return bullets(shown) + more
+    more = pieces.folded(f"{len(rest)} more", pieces.bullets(rest)) if rest else ""
+    return pieces.bullets(shown) + more
 
 
 def advice(rows: Sequence[LayerRow]) -> Optional[str]:
@@ -185,8 +176,9 @@ def stretch(under: Underflow, what: str = "") -> str:
 
 
 def _scale(rows: Sequence[LayerRow]) -> str:
+    """The last S of a layer, and the range of all unless they are equal."""
     scales = _recorded(rows, "scale")
-    return scale_text(scales[-1]) + (f" ({extent(scales)})" if min(scales) < max(scales) else "")
+    return scale_text(scales[-1]) + (f" ({pieces.extent(scales)})" if min(scales) < max(scales) else "")
 
 
 def _share(part: Optional[int], whole: Optional[int]) -> str:
@@ -225,7 +217,7 @@ def layer_tables(layers: Layers) -> List[str]:
     """Sections with a table of the layers, and one of weights and inputs if recorded."""
     if not layers:
         return []
-    numbers = section(
+    numbers = pieces.section(
         "Layers in numbers",
         "At the last recorded iteration, unless stated otherwise.",
         _table("The layers, from the loss backwards", COLUMNS, layers),
@@ -234,7 +226,7 @@ def layer_tables(layers: Layers) -> List[str]:
     data = {name: rows for name, rows in layers.items() if name in with_data}
     if not data:
         return [numbers]
-    weights = section(
+    weights = pieces.section(
         "Weights and activations",
         "The largest magnitude over all iterations, and the share of the nonzero elements that are below the "
         "format's normal range at the last one. Weights are without scale; a layer's input is the "
@@ -249,5 +241,5 @@ def _table(caption: str, columns: Columns, layers: Layers) -> str:
     cells = {name: [written(rows) for rows in layers.values()] for name, written in columns.items()}
     filled = {name: column for name, column in cells.items() if set(column) != {"–"}}
     words = {*filled, *filled.get("why this alpha", ())}
-    meanings = definitions(pair for pair in _MEANINGS.items() if pair[0] in words)
-    return meanings + table(caption, ("layer", *filled), zip(layers, *filled.values()))
+    meanings = pieces.definitions(pair for pair in _MEANINGS.items() if pair[0] in words)
+    return meanings + pieces.table(caption, ("layer", *filled), zip(layers, *filled.values()))

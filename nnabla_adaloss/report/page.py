@@ -7,32 +7,12 @@ import math
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ..core.power_of_two import scale_text
-from ..monitor.events import (
-    BatchRepeated,
-    BatchThrownAway,
-    Overflowed,
-    ScaleChanged,
-    TrainingBegan,
-    UpdateEnded,
-)
+from ..monitor import events
 from ..monitor.recording import Recording
 from ..monitor.rows import LayerRow
+from . import pieces
 from .layers import COLUMNS, all_advice, layer_tables, scale_maps, stretch, underflow_map, worst_underflow
-from .pieces import (
-    Points,
-    Timeline,
-    curve,
-    definitions,
-    document,
-    extent,
-    folded,
-    in_words,
-    mark_rows,
-    paragraph,
-    percent,
-    section,
-    table,
-)
+from .pieces import Points, Timeline, percent
 
 # Rows of a table.
 _MOST_ROWS = 60
@@ -56,36 +36,36 @@ def page_of(recording: Recording, name: str, title: Optional[str] = None) -> str
         *layer_tables(layers),
     ]
     if settings:
-        contents.append(section("Settings", "", definitions(settings.items(), "facts")))
+        contents.append(pieces.section("Settings", "", pieces.definitions(settings.items(), "facts")))
     version = [f"nnabla_adaloss {settings['nnabla_adaloss']}"] if settings else []
     about = [name, *_began(recording), *version]
-    return document(title or " in ".join(filter(None, ("Training", precision))), about, *contents)
+    return pieces.document(title or " in ".join(filter(None, ("Training", precision))), about, *contents)
 
 
 def _began(recording: Recording) -> List[str]:
     """Date on which the recorded training began or was last resumed; empty if not recorded."""
-    return [f"{began.date[:10]} {began.date[11:16]}" for began in recording.of(TrainingBegan)][-1:]
+    return [f"{began.date[:10]} {began.date[11:16]}" for began in recording.of(events.TrainingBegan)][-1:]
 
 
 def _settings_of(recording: Recording) -> Dict[str, str]:
     """Settings of the recorded training; empty if not recorded."""
-    began = recording.of(TrainingBegan)
+    began = recording.of(events.TrainingBegan)
     return {"nnabla_adaloss": began[-1].version, **began[-1].settings} if began else {}
 
 
 def _loss_scales(recording: Recording) -> Points:
     """Iterations and the global loss scale S0 after each, where known."""
     scales = {
-        row.iteration: row.scale if isinstance(row, UpdateEnded) else row.after
+        row.iteration: row.scale if isinstance(row, events.UpdateEnded) else row.after
         for row in recording.rows
-        if isinstance(row, (UpdateEnded, ScaleChanged))
+        if isinstance(row, (events.UpdateEnded, events.ScaleChanged))
     }
     return list(scales.items())
 
 
 def _losses(recording: Recording) -> Points:
     """Iterations and the loss in them."""
-    return [(row.iteration, row.loss) for row in recording.of(UpdateEnded)]
+    return [(row.iteration, row.loss) for row in recording.of(events.UpdateEnded)]
 
 
 def _headline(recording: Recording) -> str:
@@ -101,34 +81,34 @@ def _headline(recording: Recording) -> str:
     else:
         finding = "No layer lost more than 1 % of its gradient to underflow."
     shown = ("recorded iterations", "lost batches", "repeated batches")
-    return paragraph(finding, "finding") + definitions(((name, facts[name]) for name in shown), "facts")
+    numbers = pieces.definitions(((name, facts[name]) for name in shown), "facts")
+    return pieces.paragraph(finding, "finding") + numbers
 
 
 def _incidents(recording: Recording, timeline: Timeline) -> str:
     """Section with overflows, repeats and lost batches, over the iterations and one by one."""
-    marks = (
-        ("gradients overflowed", "triangle", [row.iteration for row in recording.of(Overflowed)]),
-        ("batch repeated", "ring", [row.iteration for row in recording.of(BatchRepeated)]),
-        ("batch lost", "cross", [row.iteration for row in recording.of(BatchThrownAway)]),
-    )
-    incidents = [row for row in recording.rows if isinstance(row, (BatchRepeated, BatchThrownAway))]
+    kinds = (events.Overflowed, events.BatchRepeated, events.BatchThrownAway)
+    happened = [[row.iteration for row in recording.rows if isinstance(row, kind)] for kind in kinds]
+    names = ("gradients overflowed", "batch repeated", "batch lost")
+    marks = zip(names, ("triangle", "ring", "cross"), happened)
+    incidents = [row for row in recording.rows if isinstance(row, kinds[1:])]  # how overflows ended
     rows = []
     for row in incidents[-_MOST_ROWS:]:
         what, detail = "batch repeated", ""
-        if isinstance(row, BatchThrownAway):
+        if isinstance(row, events.BatchThrownAway):
             what = "1 batch lost" if row.batches == 1 else f"{row.batches:,} batches lost"
             detail = row.detail
-        rows.append((f"{row.iteration:,}", what, in_words(row.cause), "".join(row.layers[:1]), detail))
+        rows.append((f"{row.iteration:,}", what, pieces.in_words(row.cause), "".join(row.layers[:1]), detail))
     caption = f"Repeated and lost batches: {len(incidents)}"
     if len(incidents) > _MOST_ROWS:
         caption += f", of which these are the last {_MOST_ROWS}"
     head = ("iteration", "what", "why", "first bad layer", "not finite in forward")
-    return section(
+    return pieces.section(
         "Overflows, repeats, lost batches",
         "A batch whose gradients overflow runs again with a lower scale, and is lost if that does not help. "
         "The first batch runs until its gradients are measured.",
-        mark_rows(marks, timeline) if any(iterations for _, _, iterations in marks) else paragraph("None."),
-        table(caption, head, rows, words=True) if rows else "",
+        pieces.mark_rows(marks, timeline) if any(happened) else pieces.paragraph("None."),
+        pieces.table(caption, head, rows, words=True) if rows else "",
     )
 
 
@@ -139,22 +119,22 @@ def _scale_and_loss(runs: Mapping[str, Recording], timeline: Timeline) -> List[s
     sections = []
     if any(scales.values()):
         sections.append(
-            section(
+            pieces.section(
                 "Loss scale S0",
                 "The scale with which the gradient leaves the loss. Heights are powers of two.",
-                curve(scales, timeline, scale_text, logarithmic=True, steps=True),
-                *([_changes(*scales.values())] if len(runs) == 1 else []),
+                pieces.curve(scales, timeline, scale_text, logarithmic=True, steps=True),
+                _changes(*scales.values()) if len(runs) == 1 else "",
             )
         )
     if any(points.values()):
         values = [value for line in points.values() for _, value in line if math.isfinite(value)]
         decades = bool(values) and min(values) > 0.0 and max(values) > 20.0 * min(values)
         sections.append(
-            section(
+            pieces.section(
                 "Loss",
                 "The loss of each iteration's last batch, as stored."
                 + " Equal heights are equal ratios." * decades,
-                curve(points, timeline, "{:.3g}".format, logarithmic=decades, steps=False),
+                pieces.curve(points, timeline, "{:.3g}".format, logarithmic=decades, steps=False),
             )
         )
     return sections
@@ -169,7 +149,7 @@ def _changes(scales: Points) -> str:
     if len(changes) > _MOST_CHANGES:
         caption += f"; these are the last {_MOST_CHANGES}"
     rows = [(f"{iteration:,}", scale_text(value)) for iteration, value in changes[-_MOST_CHANGES:]]
-    return folded(caption, table("S0 from these iterations on", ("iteration", "S0"), rows))
+    return pieces.folded(caption, pieces.table("S0 from these iterations on", ("iteration", "S0"), rows))
 
 
 def comparison_of(runs: Dict[str, Recording], title: str) -> str:
@@ -179,11 +159,11 @@ def comparison_of(runs: Dict[str, Recording], title: str) -> str:
     layers = _by_difference(*rows.values())
     beside = {f"{layer}, {run}": of[layer] for layer in layers for run, of in rows.items() if layer in of}
     alike = _whole_runs(runs, same=True)
-    return document(
+    return pieces.document(
         title,
         [": ".join([name, *_began(run)]) for name, run in runs.items()],
-        section("Differences", "– is not recorded, or not in use.", *_whole_runs(runs, same=False)),
-        folded("Equal in both", *alike) if alike else "",
+        pieces.section("Differences", "– is not recorded, or not in use.", *_whole_runs(runs, same=False)),
+        pieces.folded("Equal in both", *alike) if alike else "",
         *_scale_and_loss(runs, timeline),
         _layers(layers, rows) if layers else "",
         underflow_map(beside, timeline) if layers else "",
@@ -200,7 +180,7 @@ def _whole_runs(runs: Dict[str, Recording], *, same: bool) -> List[str]:
         rows = [(name, *pair) for name, pair in pairs.items() if (pair[0] == pair[1]) == same]
         if rows:
             caption = f"{what}s that {'are the same' if same else 'differ'}"
-            tables.append(table(caption, (what.lower(), *runs), rows, words=True))
+            tables.append(pieces.table(caption, (what.lower(), *runs), rows, words=True))
     return tables
 
 
@@ -209,16 +189,16 @@ def _facts(recording: Recording) -> Dict[str, str]:
     iterations = [row.iteration for row in recording.rows]
     loss, scales = _losses(recording), [scale for _, scale in _loss_scales(recording)]
     lost, underflows = recording.lost_batches(), recording.underflows()
-    causes = ", ".join(f"{number} {in_words(cause)}" for cause, number in lost.items())
+    causes = ", ".join(f"{number} {pieces.in_words(cause)}" for cause, number in lost.items())
     counted = [(row.underflow, row.layer) for row in recording.of(LayerRow) if row.underflow is not None]
     worst, layer = max(counted, default=(None, ""))
     return {
         "recorded iterations": f"{min(iterations):,} to {max(iterations):,}",
         "loss at the end": f"{loss[-1][1]:.4g}" if loss else "–",
         "lost batches": f"{sum(lost.values()):,}" + (f" ({causes})" if lost else ""),
-        "repeated batches": f"{len(recording.of(BatchRepeated)):,}",
+        "repeated batches": f"{len(recording.of(events.BatchRepeated)):,}",
         "loss scale S0 at the end": scale_text(scales[-1]) if scales else "–",
-        "S0, range": extent(scales) if scales else "–",
+        "S0, range": pieces.extent(scales) if scales else "–",
         "layers recorded": f"{len(recording.layers):,}",
         "layers that lost more than 1 % to underflow": f"{len(underflows):,}" if counted else percent(None),
         "worst underflow": f"{percent(worst)}, {layer}" if counted else percent(None),
@@ -245,9 +225,9 @@ def _layers(names: Sequence[str], rows: Dict[str, Dict[str, List[LayerRow]]]) ->
         (name, *(COLUMNS[what](of[name]) if name in of else "–" for what in columns for of in rows.values()))
         for name in names
     ]
-    return section(
+    return pieces.section(
         "Layers",
         "Scales at the last iteration that was recorded. First come layers that only one run has, then those "
         "whose underflow differs most, then those whose alpha does.",
-        table("The layers", ("layer", *(f"{what}, {run}" for what in columns for run in rows)), body),
+        pieces.table("The layers", ("layer", *(f"{what}, {run}" for what in columns for run in rows)), body),
     )

@@ -175,6 +175,7 @@ def heat_map(
 
 
 def _strip(places: Sequence[Optional[float]], words: str) -> str:
+    """Strip of colours; a screen reader reads the words instead."""
     style = f"--colours:{strip(places)}"
     return f'<div class="strip" style="{style}" role="img" aria-label="{escape(words)}"></div>'
 
@@ -305,10 +306,12 @@ def _cells(row: Sequence[str], head: Sequence[str]) -> str:
 
 
 def _line(name: str, picture: str) -> str:
+    """A picture with its name on the left."""
     return f'<div class="line"><div class="name">{escape(name)}</div><div>{picture}</div></div>\n'
 
 
 def _plot(*lines: str, timeline: Timeline) -> str:
+    """Pictures one below the other, above a common axis of iterations."""
     ticks = _spans("ticks", [f"{tick:,}" for tick in timeline.ticks()])
     axis = f'<div class="line axis"><div class="name">iteration</div>{ticks}</div>'
     return f'<div class="plot">\n{"".join(lines)}{axis}\n</div>\n'
