@@ -18,10 +18,8 @@ from .interface import Kernels
 DEVICE_ARRAY_CLASS = "CudaCachedArray"
 
 
-@cache
-def _cpu_kernels() -> CpuKernels:
-    # Once per process: finding the processor's level and the allowed threads reads files.
-    return CpuKernels()
+# Once per process: finding the processor's level and the allowed threads reads files.
+_cpu_kernels = cache(CpuKernels)
 
 
 @cache

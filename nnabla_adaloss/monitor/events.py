@@ -14,8 +14,6 @@ from ..core.formats import Format
 from ..core.layer_record import LayerRecord
 from ..core.statistics import ArrayStatistics
 
-_BIAS = 127  # bin e of an exponent histogram counts magnitudes from 2**(e - 127) on
-
 
 class Event(Protocol):
     """Protocol of an event, or of its row in a recording: a tuple with the iteration number."""
@@ -31,8 +29,8 @@ class GradientSeen(NamedTuple):
     """Statistics of a gradient as stored, accumulated scale included; or of a weight or an activation."""
 
     statistics: ArrayStatistics
-    # Number of elements with each binary exponent, shape (256,): bin 0 counts magnitudes below 2^-126, zeros
-    # included, bin 255 infinities and NaN.
+    # Number of elements with each binary exponent, shape (256,): bin e counts magnitudes from 2^(e - 127) on,
+    # bin 0 those below 2^-126, zeros included, bin 255 infinities and NaN.
     exponents: NDArray[np.int64]
     format: Format  # storage format
     # Numbers of elements that became zero, and infinite, when stored; counted by emulated storage only.
@@ -42,7 +40,7 @@ class GradientSeen(NamedTuple):
     @property
     def subnormals(self) -> int:
         """Number of nonzero elements below the format's normal range, which have lost precision."""
-        first_normal = math.frexp(self.format.smallest_normal)[1] - 1 + _BIAS
+        first_normal = math.frexp(self.format.smallest_normal)[1] - 1 + 127
         return int(self.exponents[:first_normal].sum()) - self.statistics.zeros
 
     @property

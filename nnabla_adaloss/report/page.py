@@ -26,20 +26,19 @@ def page_of(recording: Recording, name: str, title: Optional[str] = None) -> str
     # Without a storage, the precision is that of the context.
     precision = settings.get("storage", "None")
     precision = settings.get("context", "") if precision == "None" else precision
-    contents = [
+    version = [f"nnabla_adaloss {settings['nnabla_adaloss']}"] if settings else []
+    return pieces.document(
+        title or " in ".join(filter(None, ("Training", precision))),
+        [name, *_began(recording), *version],
         _headline(recording),
         all_advice(layers),
         underflow_map(layers, timeline),
-        *_scale_and_loss({"": recording}, timeline),
+        _scale_and_loss({"": recording}, timeline),
         _incidents(recording, timeline),
         *scale_maps(layers, timeline),
         *layer_tables(layers),
-    ]
-    if settings:
-        contents.append(pieces.section("Settings", "", pieces.definitions(settings.items(), "facts")))
-    version = [f"nnabla_adaloss {settings['nnabla_adaloss']}"] if settings else []
-    about = [name, *_began(recording), *version]
-    return pieces.document(title or " in ".join(filter(None, ("Training", precision))), about, *contents)
+        pieces.section("Settings", "", pieces.definitions(settings.items(), "facts")) if settings else "",
+    )
 
 
 def _began(recording: Recording) -> List[str]:
@@ -112,30 +111,26 @@ def _incidents(recording: Recording, timeline: Timeline) -> str:
     )
 
 
-def _scale_and_loss(runs: Mapping[str, Recording], timeline: Timeline) -> List[str]:
+def _scale_and_loss(runs: Mapping[str, Recording], timeline: Timeline) -> str:
     """Sections with the loss scale and the loss, of one run or of two by their names."""
     scales = {name or "S0": _loss_scales(run) for name, run in runs.items()}
-    points = {name or "loss": _losses(run) for name, run in runs.items()}
-    sections = []
+    losses = {name or "loss": _losses(run) for name, run in runs.items()}
+    sections = ""
     if any(scales.values()):
-        sections.append(
-            pieces.section(
-                "Loss scale S0",
-                "The scale with which the gradient leaves the loss. Heights are powers of two.",
-                pieces.curve(scales, timeline, scale_text, logarithmic=True, steps=True),
-                _changes(*scales.values()) if len(runs) == 1 else "",
-            )
+        sections += pieces.section(
+            "Loss scale S0",
+            "The scale with which the gradient leaves the loss. Heights are powers of two.",
+            pieces.curve(scales, timeline, scale_text, logarithmic=True, steps=True),
+            _changes(*scales.values()) if len(runs) == 1 else "",
         )
-    if any(points.values()):
-        values = [value for line in points.values() for _, value in line if math.isfinite(value)]
+    if any(losses.values()):
+        values = [value for line in losses.values() for _, value in line if math.isfinite(value)]
         decades = bool(values) and min(values) > 0.0 and max(values) > 20.0 * min(values)
-        sections.append(
-            pieces.section(
-                "Loss",
-                "The loss of each iteration's last batch, as stored."
-                + " Equal heights are equal ratios." * decades,
-                pieces.curve(points, timeline, "{:.3g}".format, logarithmic=decades, steps=False),
-            )
+        sections += pieces.section(
+            "Loss",
+            "The loss of each iteration's last batch, as stored."
+            + " Equal heights are equal ratios." * decades,
+            pieces.curve(losses, timeline, "{:.3g}".format, logarithmic=decades, steps=False),
         )
     return sections
 
@@ -164,7 +159,7 @@ def comparison_of(runs: Dict[str, Recording], title: str) -> str:
         [": ".join([name, *_began(run)]) for name, run in runs.items()],
         pieces.section("Differences", "– is not recorded, or not in use.", *_whole_runs(runs, same=False)),
         pieces.folded("Equal in both", *alike) if alike else "",
-        *_scale_and_loss(runs, timeline),
+        _scale_and_loss(runs, timeline),
         _layers(layers, rows) if layers else "",
         underflow_map(beside, timeline) if layers else "",
         *scale_maps(beside, timeline),
