@@ -684,29 +684,26 @@ struct Rounding {
     u32 key_high;
 };
 
-// Exponent of the smallest power of two that, multiplied with the format's numbers, lets them reach a magnitude, as far
-// as float holds the products.
-__device__ inline int power_to_fit(u32 largest, u32 smallest_normal, u32 max_bits, u32 dropped) {
-    if (largest == 0) {
-        return 0;
-    }
-    const int normal_exponent = smallest_normal >> 23, max_exponent = max_bits >> 23;
-    // Subnormal bit patterns do not grow by 1 << 23 per power of two; -512 is below any exponent.
-    const int above = largest < 1u << 23 ? -512 : (static_cast<int>(largest - max_bits) + (1 << 23) - 1) >> 23;
-    const int at_most = min(254 - max_exponent, 254 - static_cast<int>(dropped) - normal_exponent);
-    return max(min(above, at_most), 1 - normal_exponent);
-}
-
 __device__ inline Rounding rounding_to(const Format& format, const Row* measured) {
     const u32 dropped = 23 - format.mantissa_bits;
     u32 smallest_normal = __float_as_uint(format.smallest_normal), max_bits = __float_as_uint(format.max);
     u32 overflow = __float_as_uint(format.beyond_max), infinity = overflow;
     if (format.fitted) {
-        const bool saturates = overflow == max_bits;
-        const u32 power = static_cast<u32>(power_to_fit(measured->largest, smallest_normal, max_bits, dropped)) << 23;
-        smallest_normal += power;
-        max_bits += power;
-        overflow = saturates ? max_bits : overflow;
+        // Multiply the format's numbers by the smallest power of two with which they reach the largest magnitude, as
+        // far as float holds the products.
+        const u32 largest = measured->largest;
+        int power = 0;
+        if (largest != 0) {
+            const int normal_exponent = smallest_normal >> 23, max_exponent = max_bits >> 23;
+            // Subnormal bit patterns do not grow by 1 << 23 per power of two: less than any exponent.
+            const int above = largest < 1u << 23 ? -512 : (static_cast<int>(largest - max_bits) + (1 << 23) - 1) >> 23;
+            const int at_most = min(254 - max_exponent, 254 - static_cast<int>(dropped) - normal_exponent);
+            power = max(min(above, at_most), 1 - normal_exponent);
+        }
+        const u32 shift = static_cast<u32>(power) << 23;
+        overflow = overflow == max_bits ? max_bits + shift : overflow;
+        smallest_normal += shift;
+        max_bits += shift;
         infinity = EXPONENT;
     }
     // Halfway to overflow, a tie goes to the even neighbour: to max itself if its last bit is 0, else beyond it.

@@ -185,21 +185,19 @@ static void round_part(struct work *work, int part, int64_t start, int64_t stop)
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// Exponent of the smallest power of two that, multiplied with the format's numbers, lets them reach a magnitude, as far
-// as float32 holds the products.
-static int64_t power_to_fit(uint32_t largest, const struct grid *grid) {
-    if (largest == 0) return 0;
-    int64_t normal_exponent = grid->smallest_normal >> EXPONENT_SHIFT;
-    int64_t above = (int64_t)largest - grid->largest + ((1 << EXPONENT_SHIFT) - 1);
-    // Subnormal bit patterns do not grow by 1 << EXPONENT_SHIFT per power of two.
-    if (largest < 1 << EXPONENT_SHIFT) above = -((int64_t)1 << 40);  // below any exponent
-    int64_t power = least(above >> EXPONENT_SHIFT, 254 - (grid->largest >> EXPONENT_SHIFT));
-    power = least(power, 254 - (int64_t)grid->dropped - normal_exponent);
-    return power > 1 - normal_exponent ? power : 1 - normal_exponent;
-}
-
-static void fit(struct grid *grid, uint32_t largest_found) {
-    uint32_t shift = (uint32_t)power_to_fit(largest_found, grid) << EXPONENT_SHIFT;
+// Multiply the format's numbers by the smallest power of two with which they reach `largest`, as far as float32 holds
+// the products.
+static void fit(struct grid *grid, uint32_t largest) {
+    int64_t normal_exponent = grid->smallest_normal >> EXPONENT_SHIFT, power = 0;
+    if (largest > 0) {
+        power = ((int64_t)largest - grid->largest + ((1 << EXPONENT_SHIFT) - 1)) >> EXPONENT_SHIFT;
+        // Subnormal bit patterns do not grow by 1 << EXPONENT_SHIFT per power of two: less than any exponent.
+        if (largest < 1 << EXPONENT_SHIFT) power = -512;
+        power = least(power, 254 - (grid->largest >> EXPONENT_SHIFT));
+        power = least(power, 254 - (int64_t)grid->dropped - normal_exponent);
+        if (power < 1 - normal_exponent) power = 1 - normal_exponent;
+    }
+    uint32_t shift = (uint32_t)power << EXPONENT_SHIFT;
     if (grid->overflow == grid->largest) grid->overflow += shift;
     grid->smallest_normal += shift;
     grid->largest += shift;

@@ -137,22 +137,11 @@ static inline uint32_t sum_of_lanes(lanes x) {
     return sum;
 }
 
-static inline uint16_t largest_half(halves x) {
-    uint16_t largest = 0;
-    for (int i = 0; i < 2 * WIDTH; i++) largest = largest > x[i] ? largest : x[i];
-    return largest;
-}
+static inline lanes even_halves(halves x) { return (lanes)x & 0xFFFFu; }
+static inline lanes odd_halves(halves x) { return (lanes)x >> 16; }
 
-static inline uint16_t smallest_half(halves x) {
-    uint16_t smallest = UINT16_MAX;
-    for (int i = 0; i < 2 * WIDTH; i++) smallest = smallest < x[i] ? smallest : x[i];
-    return smallest;
-}
-
-static inline uint32_t sum_of_halves(halves x) {
-    uint32_t sum = 0;
-    for (int i = 0; i < 2 * WIDTH; i++) sum += x[i];
-    return sum;
-}
+static inline uint32_t largest_half(halves x) { return largest_lane(larger_of(even_halves(x), odd_halves(x))); }
+static inline uint32_t smallest_half(halves x) { return smallest_lane(smaller_of(even_halves(x), odd_halves(x))); }
+static inline uint32_t sum_of_halves(halves x) { return sum_of_lanes(even_halves(x) + odd_halves(x)); }
 
 #endif
