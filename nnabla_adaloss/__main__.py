@@ -15,7 +15,8 @@ from typing import Optional, Sequence
 from nnabla_adaloss import __version__
 from nnabla_adaloss.core.formats import canonical_name
 from nnabla_adaloss.core.precision import PRECISIONS
-from nnabla_adaloss.doctor import AREAS, area_works, as_json, as_text, examine
+from nnabla_adaloss.doctor.checks import examine
+from nnabla_adaloss.doctor.findings import AREAS, area_works, as_json, as_text
 
 _ANALYSE = """\
 Runs a network on a few batches, in fp32 and with a narrow storage format (emulated, on a CPU). Reports which
@@ -101,9 +102,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Report installed and missing parts, and how to install them. The exit code is 0 "
         "if training on the CPU works, and everything the options require.",
     )
-    doctor.add_argument(
-        "--gpu", action="store_true", help="require a working GPU, and test nnabla's functions on it"
-    )
+    doctor.add_argument("--gpu", action="store_true", help="require a GPU, and test nnabla's functions on it")
     doctor.add_argument("--mpi", action="store_true", help="require distributed training")
     doctor.add_argument("--json", action="store_true", help="print a JSON object instead of text")
     doctor.set_defaults(run=_doctor)
@@ -125,9 +124,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FORMAT",
         help=f"the format to try: {', '.join(PRECISIONS)} (default: float16)",
     )
-    analyse.add_argument(
-        "--batches", type=int, default=4, metavar="N", help="how many batches to run (default: 4)"
-    )
+    analyse.add_argument("--batches", type=int, default=4, metavar="N", help="number of batches (default: 4)")
     analyse.add_argument("-o", "--output", metavar="PAGE.html", help="also write an HTML page")
     analyse.add_argument("--json", action="store_true", help="print a JSON object instead of text")
     analyse.set_defaults(run=_analyse)

@@ -14,7 +14,7 @@ import pytest
 
 import nnabla_adaloss
 from nnabla_adaloss import __main__ as program
-from nnabla_adaloss.doctor import Finding
+from nnabla_adaloss.doctor.findings import Finding
 
 
 def run(*arguments: str, shadow: str = "") -> subprocess.CompletedProcess[str]:

@@ -69,7 +69,7 @@ class IdentityFunction(PythonFunction):  # type: ignore[misc]  # nnabla has no t
     def pass_on(
         self, source: nn.NdArray, target: nn.NdArray, factor: float = 1.0, *, accumulate: bool = False
     ) -> None:
-        """Write factor * source to `target`, as float32 or float16; or add it, in float32. Lazy zeros stay so."""
+        """Write factor * source to `target`, in float32 or float16, or add it; lazy zeros stay so."""
         if stored_dtype(source) is None:
             if not accumulate:
                 target.zero()

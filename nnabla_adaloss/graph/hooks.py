@@ -12,7 +12,7 @@ Hook = Callable[[Any], None]
 class HookGuard:
     """Runs hooks until one raises, keeps its `error`, and calls `on_error` at once: nnabla would go on."""
 
-    def __init__(self, on_error: Optional[Callable[[], None]] = None) -> None:
+    def __init__(self, on_error: Callable[[], None] = lambda: None) -> None:
         self.error: Optional[BaseException] = None
         self._on_error = on_error
 
@@ -30,8 +30,7 @@ class HookGuard:
                     hook(f)
             except BaseException as error:
                 self.error = error
-                if self._on_error is not None:
-                    self._on_error()
+                self._on_error()
 
         return guarded
 

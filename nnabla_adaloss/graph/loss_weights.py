@@ -55,12 +55,10 @@ class Passage(NamedTuple):
     """Path of the gradient through a scalar function at the loss to one of its inputs."""
 
     output: int  # position
-    predecessor: int  # component of the output
     input: int  # position
-    successor: int
     factor: Union[float, Factor, None]
     degree: float  # exponent of later factors if this one is unknown
-    counts: bool  # True if the input counts for the weight of `successor`: scalars beside arrays do not
+    counts: bool  # True if the input counts for its component's weight: scalars beside arrays do not
 
 
 class ComponentEdge(NamedTuple):
@@ -173,14 +171,13 @@ class LossWeights:
                 own = [derivative for one, derivative in zip(read, derivatives) if one == position] or [ONE]
                 degree = sum([one.degree(node.args) for one in own])
                 factor = _factor(own, node, size, described)
-                output, of = node.outputs[0], components.of
-                counts = size != 1 or of[position] in components.scalar_components
-                passages.append(Passage(output, of[output], position, of[position], factor, degree, counts))
+                counts = size != 1 or components.of[position] in components.scalar_components
+                passages.append(Passage(node.outputs[0], position, factor, degree, counts))
         return passages
 
     def _weights(self, factors: Sequence[Optional[float]]) -> Tuple[float, ...]:
         """Weight of each component, as in the module's formulas, from the factor of each passage."""
-        weights = [0.0] * len(self._components.names)
+        weights, of = [0.0] * len(self._components.names), self._components.of
         weights[self._components.root] = float(self._root_counts)
         before_round: List[float] = []
         # A scalar function that other functions lead to needs the weights of the round before.
@@ -206,9 +203,9 @@ class LossWeights:
                     weight = sum(own.values())
                 if arriving is None or passage.output in reached_otherwise:
                     reached_otherwise.add(passage.input)
-                    weight = max(weight, weights[passage.predecessor])
+                    weight = max(weight, weights[of[passage.output]])
                 if passage.counts:
-                    weights[passage.successor] = max(weights[passage.successor], weight)
+                    weights[of[passage.input]] = max(weights[of[passage.input]], weight)
             for edge in self._edges:
                 arriving = of_variables.get(edge.output)
                 weight = weights[edge.predecessor] if arriving is None else sum(arriving.values())

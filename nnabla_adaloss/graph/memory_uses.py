@@ -106,12 +106,12 @@ def host_functions(described: GraphDescription, on_host: AbstractSet[int]) -> Di
     for index in sorted(on_host):
         if properties_of(described.type_names[index]).moves_nothing:
             continue
-        moved = []  # positions, and whether the gradient moves, too
-        for position, producer, need in {*zip(read[index], producers[index], needs[index])}:
-            # Leaves without gradient are data, which come from the host.
-            from_gpu = need if producer is None else producer not in on_host
-            if from_gpu:
-                moved.append((position, need))
+        # Positions, and whether the gradient moves, too. Leaves without one are data, from the host.
+        moved = [
+            (position, need)
+            for position, producer, need in {*zip(read[index], producers[index], needs[index])}
+            if (need if producer is None else producer not in on_host)
+        ]
         moved += [(p, described.need_grads[index]) for p in written[index] if p not in stays]
         elements = sum(math.prod(described.shapes[p]) * (2 if need else 1) for p, need in moved)
         # The host's implementation: the first one in the context.

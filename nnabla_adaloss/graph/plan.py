@@ -335,15 +335,13 @@ class GraphPlan:
         """Functions between loss and first layers; without layers, the scalar ones."""
         section: Set[int] = set()
         after_layers: Set[int] = set()  # positions that backward reaches through a layer
-        has_layers = False
         for index in self.order:
-            is_layer, outputs = self._rows[index].product is not None, self._outputs[index]
-            has_layers |= is_layer
-            if is_layer or not after_layers.isdisjoint(outputs):
+            outputs = self._outputs[index]
+            if self._rows[index].product is not None or not after_layers.isdisjoint(outputs):
                 after_layers.update(self._inputs[index])
             elif len(outputs) == 1:
                 section.add(index)
-        if has_layers:
+        if after_layers:
             return section
         return {i for i in section if self._size_classes[self._outputs[i][0]] == 1}
 
@@ -383,30 +381,26 @@ class GraphPlan:
     def __str__(self) -> str:
         rows = [("function", "role", "layer", "K", "W shape")]
         readers = Counter(position for node in self.nodes for position in node.inputs)
-        rows += [self._row(node, fan_out=any(readers[p] > 1 for p in node.outputs)) for node in self.nodes]
+        for node in self.nodes:
+            role = "scaled" if node.layer_inputs else "passed through"
+            if node.loss_section:
+                role += " (loss)"
+            elif self._rows[node.number].product is UNSCALED:
+                role += " (no scale of its own)"
+            if any(readers[p] > 1 for p in node.outputs):
+                role += ", fan-out"
+            layer = node.label if node.layer_inputs or node.leaves else ""
+            fan_in = ", ".join(f"{one.gemm.fan_in:g}" for one in node.layer_inputs)
+            shapes = [self.described.shapes[one.weight] for one in node.layer_inputs]
+            rows.append(
+                (node.type_name, role, layer, fan_in, ", ".join("x".join(map(str, s)) for s in shapes))
+            )
         rows += [(name, "stop", "", "", "") for name in self.stopped]
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
         on_host = self.on_host
         notes = ["", f"on the host, for lack of a CUDA implementation: {on_host}"] if on_host else []
         return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:], *notes])
-
-    def _row(self, node: NodeStructure, *, fan_out: bool) -> Tuple[str, str, str, str, str]:
-        """Row of a function in the printed table."""
-        if node.layer_inputs:
-            role = "scaled"
-        elif node.loss_section:
-            role = "passed through (loss)"
-        elif self._rows[node.number].product is UNSCALED:
-            role = "passed through (no scale of its own)"
-        else:
-            role = "passed through"
-        if fan_out:
-            role += ", fan-out"
-        fan_in = ", ".join(f"{one.gemm.fan_in:g}" for one in node.layer_inputs)
-        shape = ", ".join("x".join(map(str, self.described.shapes[one.weight])) for one in node.layer_inputs)
-        layer = node.label if node.layer_inputs or node.leaves else ""
-        return node.type_name, role, layer, fan_in, shape
 
 
 def _nameless(described: GraphDescription) -> Dict[int, bool]:

@@ -10,8 +10,9 @@ from typing import Any, Dict, List
 
 import pytest
 
-from nnabla_adaloss.doctor import Finding, area_works, checks, examine
-from nnabla_adaloss.doctor.findings import Area
+from nnabla_adaloss.doctor import checks
+from nnabla_adaloss.doctor.checks import examine
+from nnabla_adaloss.doctor.findings import Area, Finding, area_works
 from nnabla_adaloss.doctor.probes import Answer
 
 ILLEGAL = (None, "RuntimeError: an illegal instruction was encountered")
