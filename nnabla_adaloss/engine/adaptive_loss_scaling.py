@@ -29,6 +29,7 @@ from ..graph.loss import NEEDS_NO_GRADIENT, LossLike, LossSeed, Seed, check_scal
 from ..graph.names import Parameters, check_parameters
 from ..graph.plan import GraphPlan
 from ..kernels import select_kernels
+from ..kernels.arrays import is_zeroing
 from ..monitor.audience import Audience, audience_of
 from ..monitor.events import LayerScaled
 from ..undo import BatchGuard, ForwardState
@@ -39,14 +40,14 @@ from .layer_watch import LayerWatch
 from .leaf_gradients import NonfiniteGradients
 from .method_alphas import MethodAlphas
 from .passes.backward_pass import run_pass
-from .passes.hooked import BackwardOptions
+from .passes.hooked import PassInputs
 from .report import PassReport
 from .saved_state import load_state, state_of
 
 # The loop that divides by the scale: derived updaters with another loop may not.
 _DIVIDING_LOOP = DynamicLossScalingUpdater.update.__code__
 
-_gradient, _zeroing = attrgetter("grad"), attrgetter("zeroing")
+_gradient = attrgetter("grad")
 
 # Keys of messages between ranks. `_ENDS`: two flags, 1 if this rank chooses scales again, and if an entry of
 # its windows is complete. The others are prefixes of components' names, with their amaxes in this iteration,
@@ -143,11 +144,8 @@ class AdaptiveLossScaling:
             )
         context, self.in_half = self.variable.parent.context, bool(graph.described.in_half)
         if config is not None and config.unused:
-            ignored = " and ".join(config.unused)
-            warn(
-                f"{ignored} change nothing with the default method; "
-                'give loss_scale_method="approx_range", too'
-            )
+            ignored = " and ".join(config.unused) + " change nothing with the default method"
+            warn(f'{ignored}; give loss_scale_method="approx_range", too')
         stored = self._storage.narrowest or (Precision() if self.in_half else None)
         self.config = (config or AdaLossConfig()).for_network().stored_in(stored)
         self.kernels = select_kernels(context)
@@ -371,8 +369,8 @@ class AdaptiveLossScaling:
         self.components = self.components.after_iteration(good=True)
         if step is not None:
             step()
-        # `self.iteration` is the coming one already. In a half context its forward converts weights: measured
-        # now, they have all their bits.
+        # `self.iteration` is the coming one. In a half context its forward rounds weights: measured now, they
+        # have all their bits.
         if self.in_half and self._result is not None:
             prepared = self._graph.current()
             coming = prepared.slice(prepared.schedules, self.iteration, self._result.schedule.given_scale)
@@ -491,17 +489,16 @@ class AdaptiveLossScaling:
         leaves = prepared.leaves
         # Read once: nnabla makes a new object for each access.
         masters = list(map(_gradient, leaves.values()))
-        all_zero = all(map(_zeroing, masters))
+        all_zero = all(map(is_zeroing, masters))
         self.guard.before_backward(masters, all_zero=all_zero)
         loss_weights = prepared.loss_weights(scale, grad)
         self.components = self.components.before_pass(iteration)
-        options = BackwardOptions(
-            clear_buffer, communicator_callbacks, function_pre_hook, function_post_hook, grad
-        )
         report: Optional[PassReport] = None
         # Nonfinite gradients of an earlier batch, which nobody zeroed, would hide those of this one.
         if self._nonfinite.keys and self._nonfinite.set_aside(leaves):
-            all_zero = all(map(_zeroing, masters))
+            all_zero = all(map(is_zeroing, masters))
+        hooks = function_pre_hook, function_post_hook
+        inputs = PassInputs(clear_buffer, communicator_callbacks, *hooks, grad, masters, all_zero)
         try:
             request = Request(iteration, scale, loss_weights, rerun, grad is not None)
             decision = self._chooser.decide(prepared, self.components, request)
@@ -517,11 +514,9 @@ class AdaptiveLossScaling:
                 self._seed,
                 prepared,
                 decision,
-                options,
-                masters,
-                all_zero=all_zero,
+                inputs,
                 # Layers without arrays to look at are reported after the pass, which needs no hooks.
-                watch=watch if watch is not None and watch.looks else None,
+                watch if watch is not None and watch.looks else None,
             )
             if watch is not None:
                 watch.finish()
@@ -550,7 +545,7 @@ class AdaptiveLossScaling:
         # Gradients grow with a loss weight above 1: the scale of their component falls by it.
         scales = [within_float32(scale / max(weight, 1.0)) for weight in loss_weights]
         decision = Decision(prepared.schedule(scales, scale, loss_weights), prepared.schedules)
-        run_pass(self.loss, self._seed, prepared, decision, BackwardOptions(clear_buffer=True))
+        run_pass(self.loss, self._seed, prepared, decision, PassInputs(clear_buffer=True))
 
 
 def _largest(prefix: str, messages: Sequence[Mapping[str, Sequence[float]]]) -> Dict[str, float]:

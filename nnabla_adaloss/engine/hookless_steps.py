@@ -7,22 +7,19 @@ from collections import deque
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
-from operator import attrgetter
 from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple, Union
 
 import nnabla as nn
 
 from ..core.components import Components, LayerInput, NodeStructure
 from ..core.schedule import Rescale, ScaleSchedule, Step
-from ..emulation.rounded_storage import NativeStorage
-from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
-from ..kernels.arrays import ScratchPool
+from ..kernels.arrays import ScratchPool, is_zeroing, size_of
 from ..kernels.interface import UnscalingList
 from .leaf_gradients import Contribution, WrittenLeaves, contributions_of
+from .prepared_graph import PreparedGraph
 from .scaled_weights import SwappedWeights
 
-_zeroing, _size = attrgetter("zeroing"), attrgetter("size")
 _GRAD = repeat("grad")
 
 
@@ -53,7 +50,7 @@ class LeafList:
     def begin(self, masters: Sequence[nn.NdArray], pool: ScratchPool) -> None:
         """Prepare unscaling into these masters; if swapped, let nnabla write to zeroed scratch arrays."""
         # Kernels keep a list's sizes, so that of the last pass serves unless `reset_shape` has changed some.
-        sizes = list(map(_size, masters))
+        sizes = list(map(size_of, masters))
         if self._sizes != sizes:
             sources = masters
             if self._swapped:
@@ -77,7 +74,7 @@ class LeafList:
         """List the written contributions, and their gradients for unscaling."""
         gradients = self._gradients
         # A still lazily zero array was not written.
-        if not any(map(_zeroing, gradients.sources)):
+        if not any(map(is_zeroing, gradients.sources)):
             return self._leaves, gradients
         indices = [index for index, source in enumerate(gradients.sources) if not source.zeroing]
         sources = [gradients.sources[index] for index in indices]
@@ -92,8 +89,7 @@ class HooklessSteps:
 
     weights: SwappedWeights  # weights to be swapped for all of the pass
     leaves: Sequence[Contribution]  # leaves with a gradient, each with its first contribution
-    # By number of a function: the next contributions to leaves that it has just written, where each is
-    # unscaled before the next.
+    # By number of a function: the next contributions to its leaves, if each is unscaled before the next.
     following: Mapping[int, Sequence[Contribution]]
     between: Mapping[int, Tuple[Rescale, ...]]  # rescales after a function, by its number
     _last_written: Optional[WrittenLeaves] = None  # of the last pass
@@ -132,25 +128,23 @@ class HooklessSteps:
         return frozenset([*self.weights.keys, *(hash(leaf.variable) for leaf in self.leaves)])
 
 
-def plan_steps(
-    graph: Graph, plan: GraphPlan, schedule: ScaleSchedule, storage: NativeStorage
-) -> Union[HooklessSteps, str]:
+def plan_steps(prepared: PreparedGraph, schedule: ScaleSchedule) -> Union[HooklessSteps, str]:
     """Plan the steps of a pass without hooks; if it needs hooks, return the reason."""
-    if plan.recomputes:
+    if prepared.plan.recomputes:
         # That would read the scaled copies of weights.
         return "activations are computed again in backward"
     steps = schedule.steps
-    nodes = [(node, steps[node.number]) for node in plan.nodes if node.number in steps]
-    weights = _swapped_weights(nodes, graph, plan)
+    nodes = [(node, steps[node.number]) for node in prepared.plan.nodes if node.number in steps]
+    weights = _swapped_weights(nodes, prepared)
     if isinstance(weights, str):
         return weights
-    return HooklessSteps(weights, *_leaves(nodes, graph, plan, storage), _between(schedule))
+    return HooklessSteps(weights, *_leaves(nodes, prepared), _between(schedule))
 
 
 _Nodes = Sequence[Tuple[NodeStructure, Step]]
 
 
-def _swapped_weights(nodes: _Nodes, graph: Graph, plan: GraphPlan) -> Union[SwappedWeights, str]:
+def _swapped_weights(nodes: _Nodes, prepared: PreparedGraph) -> Union[SwappedWeights, str]:
     """Weights to swap for a whole pass; if functions need them at different scales, the reason for hooks."""
     by_weight: Dict[int, Tuple[LayerInput, float]] = {}
     for node, step in nodes:
@@ -160,19 +154,20 @@ def _swapped_weights(nodes: _Nodes, graph: Graph, plan: GraphPlan) -> Union[Swap
                 return f"{layer_input.layer} shares a weight with a layer of another scale"
     swapped = [(layer_input, alpha) for layer_input, alpha in by_weight.values() if alpha != 1.0]
     for layer_input, _ in swapped:
-        if layer_input.weight not in plan.swappable:
+        if layer_input.weight not in prepared.plan.swappable:
             # Their backward would read the scaled copy.
             return f"others read the weight of {layer_input.layer}"
-    return SwappedWeights(graph, swapped)
+    return SwappedWeights(prepared.graph, swapped)
 
 
 def _leaves(
-    nodes: _Nodes, graph: Graph, plan: GraphPlan, storage: NativeStorage
+    nodes: _Nodes, prepared: PreparedGraph
 ) -> Tuple[List[Contribution], Dict[int, List[Contribution]]]:
     """List the `leaves` of `HooklessSteps`, and the contributions `following` functions."""
-    by_leaf: Dict[int, List[Contribution]] = {leaf: [] for leaf in plan.leaves}  # masters have this order
+    # Masters have this order.
+    by_leaf: Dict[int, List[Contribution]] = {leaf: [] for leaf in prepared.plan.leaves}
     for node, step in nodes:
-        for contribution in contributions_of(graph, plan, node, step, storage):
+        for contribution in contributions_of(prepared, node, step):
             by_leaf[contribution.leaf].append(contribution)
     following: Dict[int, List[Contribution]] = {}
     for writers in [writers for writers in by_leaf.values() if len(writers) > 1]:

@@ -12,12 +12,11 @@ import nnabla as nn
 from ..core.components import Components, NodeStructure, component_of_contribution
 from ..core.power_of_two import is_power_of_two
 from ..core.schedule import Step
-from ..emulation.rounded_storage import NativeStorage
-from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
-from ..kernels import Measurements, measurements_by
-from ..kernels.arrays import ScratchPool, prepare_master
-from ..kernels.interface import Kernels, UnscalingList
+from ..kernels import Kernels, measurements_by
+from ..kernels.arrays import prepare_master
+from ..kernels.interface import UnscalingList
+from .prepared_graph import PreparedGraph
 
 
 class Contribution(NamedTuple):
@@ -34,16 +33,14 @@ class Contribution(NamedTuple):
     alone: bool = True  # False: added to a gradient that was not zero, whose size the sum hides
 
 
-def contributions_of(
-    graph: Graph, plan: GraphPlan, node: NodeStructure, step: Step, storage: NativeStorage
-) -> List[Contribution]:
+def contributions_of(prepared: PreparedGraph, node: NodeStructure, step: Step) -> List[Contribution]:
     """List the contributions of a function to the gradients of leaves."""
     # All have the step's scale, except a layer's input that is a leaf: its scale includes alpha.
     layers = zip(node.layer_inputs, step.alphas)
     scales = {one.input: step.scale * alpha for one, alpha in layers if one.to_leaf}
     by_leaf: Dict[int, Contribution] = {}
     for position in node.leaves:
-        variable, leaf = graph.variables[position], plan.leaf(position)
+        variable, leaf = prepared.graph.variables[position], prepared.plan.leaf(position)
         scale = scales.get(position, step.scale)
         if leaf in by_leaf:
             # Leaves that share a gradient array: the function writes one part of it, with one scale.
@@ -56,9 +53,9 @@ def contributions_of(
                 scale=scale,
                 half=node.half,
                 own_references=node.own_references,
-                # Then nnabla may add it to the scaled gradient, and the sum is unscaled: in float32, times a
-                # power of two changes no bit.
-                exact=not (node.half or storage.rounds_gradient(variable)) and is_power_of_two(scale),
+                # In float32, multiplying by a power of two changes no bit.
+                exact=not (node.half or prepared.storage.rounds_gradient(variable))
+                and is_power_of_two(scale),
             )
     return list(by_leaf.values())
 
@@ -87,10 +84,8 @@ class WrittenGradient(NamedTuple):
 class LeafGradients:
     """Takes the gradients of one function's leaves, and adds them to the masters, divided by their scale."""
 
-    def __init__(
-        self, kernels: Kernels, pool: ScratchPool, measurements: Measurements, *, unscale_each: bool = False
-    ) -> None:
-        self._kernels, self._pool, self._measurements = kernels, pool, measurements
+    def __init__(self, prepared: PreparedGraph, *, unscale_each: bool = False) -> None:
+        self._kernels, self._pool, self._measurements = prepared.kernels, prepared.pool, prepared.measurements
         # One call for the whole pass, unless each gradient is needed right after its function.
         self._waits = not unscale_each
         self._written: List[Contribution] = []
@@ -115,8 +110,7 @@ class LeafGradients:
                 # It is overwritten, not added to: there is nothing to scale.
                 pass
             elif own_references and half:
-                # nnabla would add in half precision: the former contents move away, and come back in
-                # `_unscale`.
+                # nnabla would add in half precision: the former contents move away, until `_unscale`.
                 total = self._pool.get(*scratch)
                 self._kernels.scaled_copy(master, total, 1.0)
                 master.fill(-0.0)
@@ -129,8 +123,7 @@ class LeafGradients:
                 if master.zeroing:
                     target.zero()
                 else:
-                    # nnabla has already read the master's state and may add: to -0.0, which preserves even
-                    # signs.
+                    # nnabla may add, as the master was not zero: to -0.0, which preserves even signs.
                     target.fill(-0.0)
             grads = tuple([alias.grad for alias in contribution.aliases])
             # Noted before the swap: a signal may interrupt between any two lines.

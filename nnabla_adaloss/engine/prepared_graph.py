@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, ClassVar, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, ClassVar, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
 import nnabla as nn
 
@@ -25,7 +25,6 @@ from ..graph.names import Parameters, names_of
 from ..graph.plan import GraphPlan
 from ..kernels import Kernels, Measurements
 from ..kernels.arrays import ScratchPool, stored_dtype
-from .hookless_steps import HooklessSteps
 from .latest_statistics import LatestStatistics
 from .slices import Slice, empty_slices, slices_of
 
@@ -49,14 +48,13 @@ class PreparedGraph:
     schedules: ScheduleCache
     # Parameters whose gradients are zeroed in each iteration; None: of all leaves.
     zeroed: Parameters = None
-    # Steps of passes without hooks, or the reason for hooks, by the scales of the components.
-    steps: Mapping[Tuple[float, ...], Union[HooklessSteps, str]] = _NOTHING
+    # Results of `plan_steps`, by the scales of the components.
+    steps: Mapping[Tuple[float, ...], Any] = _NOTHING
     _slices: Sequence[Optional[Slice]] = ()
 
     def for_graph(self, graph: Graph, plan: GraphPlan, storage: NativeStorage) -> PreparedGraph:
         """Adapt to another graph of this topology; cached properties are computed again."""
-        # Fields that are not replaced must not depend on the graph. Steps hold Variables: they are valid if
-        # the graph has all of them, as parameters.
+        # Fields that are not replaced must not depend on the graph. Steps need their Variables in it.
         steps = {
             scales: steps
             for scales, steps in self.steps.items()

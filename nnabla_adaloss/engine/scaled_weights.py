@@ -8,14 +8,14 @@ from typing import List, Sequence, Tuple
 import nnabla as nn
 
 from ..core.components import LayerInput
-from ..emulation.rounded_storage import NativeStorage
 from ..graph.graph import Graph
-from ..kernels.arrays import ScratchPool, are_readable, as_float32
-from ..kernels.interface import Kernels, ScaledCopies
+from ..kernels.arrays import are_readable, as_float32
+from ..kernels.interface import ScaledCopies
+from .prepared_graph import PreparedGraph
 
 
 class SwappedWeights:
-    """Weights that are swapped for a whole pass, with one schedule."""
+    """Weights to swap for scaled copies, for a function or, with one schedule, for a whole pass."""
 
     def __init__(self, graph: Graph, scaled: Sequence[Tuple[LayerInput, float]]) -> None:
         self.variables = [graph.variables[layer_input.weight] for layer_input, _ in scaled]
@@ -26,27 +26,16 @@ class SwappedWeights:
 
 
 class ScaledWeights:
-    """Replaces weights by alpha times the weight for functions, and restores them."""
+    """Replaces weights by alpha times the weight, and restores them."""
 
-    def __init__(self, kernels: Kernels, pool: ScratchPool, storage: NativeStorage) -> None:
-        self._kernels, self._pool, self._storage = kernels, pool, storage
+    def __init__(self, prepared: PreparedGraph) -> None:
+        self._kernels, self._pool, self._storage = prepared.kernels, prepared.pool, prepared.storage
         self._swapped: List[Tuple[nn.Variable, nn.NdArray, nn.NdArray]] = []
         # Rounded weights of an emulation, by key, for which it swaps in scaled copies.
         self._replaced: List[Tuple[int, nn.NdArray]] = []
 
-    def swap(self, graph: Graph, layer_input: LayerInput, alpha: float, index: int) -> None:
-        """Swap the weight of the next function's layer number `index` for a scaled copy, until `restore`."""
-        variable = graph.variables[layer_input.weight]
-        source = variable.data
-        scaled = self._pool.get(variable.shape, "scaled weight", index)
-        # In the dtype that the function reads: nnabla's conversion would take another pass over it.
-        self._kernels.scaled_copy(self._readable(source, 0), scaled, alpha, half=layer_input.half)
-        self._store(graph.keys[layer_input.weight], scaled, alpha)
-        self._swapped.append((variable, source, scaled))
-        variable.data = scaled
-
-    def swap_all(self, weights: SwappedWeights) -> None:
-        """Swap all weights for scaled copies, until `restore`."""
+    def swap(self, weights: SwappedWeights) -> None:
+        """Swap weights for scaled copies, until `restore`."""
         storage, copies = self._storage, weights.copies
         sources = [variable.data for variable in weights.variables]
         copies.targets = targets = [
@@ -54,18 +43,21 @@ class ScaledWeights:
         ]
         readable = sources
         if not are_readable(sources):
-            readable = [self._readable(source, index) for index, source in enumerate(sources)]
-        # Backward of an emulation first puts its rounded weights into Variables: copies replace them there.
-        # In `swap`, within backward, the Variable holds the rounded weight already.
+            scratch = (self._pool.get(shape, "float32", index) for index, shape in enumerate(weights.shapes))
+            readable = list(map(as_float32, sources, scratch))
         rounded = [storage.weights.get(key) for key in weights.keys]
         copies.sources = [array or source for array, source in zip(rounded, readable)]
         self._kernels.scaled_copy_all(copies)
         for key, scaled, alpha in zip(weights.keys, targets, copies.alphas):
-            self._store(key, scaled, alpha)
+            # An emulation rounds it. Enlarged by a power of two, a rounded weight keeps all bits; shrunk, it
+            # may have subnormal elements.
+            if alpha < 1.0:
+                storage.store(key, scaled)
         # Each swap is noted before it is made: a signal may interrupt between any two lines.
         swaps = zip(weights.keys, rounded, weights.variables, sources, targets)
         for key, array, variable, source, scaled in swaps:
-            if array is not None:
+            if array is not None and source != array:
+                # Backward of an emulation has not begun: it will first put these into the Variables.
                 self._replaced.append((key, array))
                 storage.weights[key] = scaled
             else:
@@ -85,12 +77,3 @@ class ScaledWeights:
             key, rounded = self._replaced[-1]
             self._storage.weights[key] = rounded
             self._replaced.pop()
-
-    def _store(self, key: int, scaled: nn.NdArray, alpha: float) -> None:
-        """Round a copy as an emulation stores it."""
-        # Enlarging by a power of two keeps all bits of a rounded weight; shrinking may make some subnormal.
-        if alpha < 1.0:
-            self._storage.store(key, scaled)
-
-    def _readable(self, array: nn.NdArray, index: int) -> nn.NdArray:
-        return as_float32(array, self._pool.get(array.shape, "float32", index))

@@ -15,7 +15,8 @@ import pytest
 from nnabla_adaloss.doctor import probes
 from nnabla_adaloss.doctor.findings import failure
 from nnabla_adaloss.doctor.probes import call_isolated
-from nnabla_adaloss.engine.scaled_weights import ScaledWeights
+from nnabla_adaloss.engine.passes import hooked, hookless
+from nnabla_adaloss.engine.scaled_weights import ScaledWeights, SwappedWeights
 from tests.doctor.behaviour import behave
 
 
@@ -118,8 +119,12 @@ def test_scaled_weights_are_compared_too(type_config: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("swap", ["swap", "swap_all"])  # with hooks, and without
-def test_weights_that_are_not_scaled_are_noticed(swap: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ScaledWeights, swap, lambda *_: None)
+@pytest.mark.parametrize("passes", [hooked, hookless])
+def test_weights_that_are_not_scaled_are_noticed(passes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unscaled(ScaledWeights):
+        def swap(self, weights: SwappedWeights) -> None:
+            pass
+
+    monkeypatch.setattr(passes, "ScaledWeights", Unscaled)
     with pytest.raises(ArithmeticError, match="gradients differ from nnabla's"):
         probes.adaptive_backward("cpu", "float")

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Optional, Sequence, Union
-
-import nnabla as nn
+from typing import Optional, Union
 
 from ...core.schedule import ScaleSchedule
 from ...graph.hooks import Hook, HookGuard, root_cause
@@ -16,7 +14,7 @@ from ..hookless_steps import HooklessSteps, plan_steps
 from ..layer_watch import LayerWatch
 from ..prepared_graph import PreparedGraph
 from ..report import FinishedPass, PassReport
-from .hooked import BackwardOptions, HookedPass
+from .hooked import HookedPass, PassInputs
 from .hookless import HooklessPass
 
 
@@ -25,21 +23,17 @@ def run_pass(
     seed: LossSeed,
     prepared: PreparedGraph,
     decision: Decision,
-    options: BackwardOptions,
-    masters: Sequence[nn.NdArray] = (),  # gradients of the leaves
-    *,
-    all_zero: bool = False,  # True if these are all lazily zero
+    inputs: PassInputs,
     watch: Optional[LayerWatch] = None,  # reports each layer as it runs
 ) -> PassReport:
     """Run the backward of `loss`, and restore all swapped arrays, also after exceptions."""
     schedule, statistics = decision.schedule, prepared.statistics
-    steps = _steps_for(prepared, decision, options, watch)
+    steps = _steps_for(prepared, decision, inputs, watch)
     running: Union[HookedPass, HooklessPass]
     if isinstance(steps, HooklessSteps):
-        kind = "hookless"
-        running = HooklessPass(prepared, decision, steps, options, masters, all_zero=all_zero)
+        kind, running = "hookless", HooklessPass(prepared, decision, inputs, steps)
     else:
-        kind, running = steps, HookedPass(prepared, decision, options, watch)
+        kind, running = steps, HookedPass(prepared, decision, inputs, watch)
     guard: Optional[HookGuard] = None
     pre: Optional[Hook] = None
     post: Optional[Hook] = None
@@ -50,14 +44,14 @@ def run_pass(
             guard = HookGuard(running.restore)
             pre, post = guard.chain(*before), guard.chain(*after)
         run_backward(
-            loss, schedule.seed_scale, options.grad, options.clear_buffer, options.callbacks, pre, post, seed
+            loss, schedule.seed_scale, inputs.grad, inputs.clear_buffer, inputs.callbacks, pre, post, seed
         )
         if guard is not None and guard.error is not None:
             raise guard.error
         written = running.end()
         gradients, results = statistics.finish(schedule.loss_weight_of)
         report = FinishedPass(prepared, decision, written, gradients, results).report(kind)
-        _unscale_readable(prepared, schedule, clear_buffer=options.clear_buffer)
+        _unscale_readable(prepared, schedule, clear_buffer=inputs.clear_buffer)
         return report
     except BaseException as raised:
         # A hook's exception comes first: nnabla hides it behind an error of its own.
@@ -69,18 +63,18 @@ def run_pass(
 
 
 def _steps_for(
-    prepared: PreparedGraph, decision: Decision, options: BackwardOptions, watch: Optional[LayerWatch]
+    prepared: PreparedGraph, decision: Decision, inputs: PassInputs, watch: Optional[LayerWatch]
 ) -> Union[HooklessSteps, str]:
     """Return the steps of the next pass, or the reason for hooks around single functions."""
     if decision.measure_all:
         return "measuring"
-    if not (watch is options.callbacks is options.pre_hook is options.post_hook is None):
+    if not (watch is inputs.callbacks is inputs.pre_hook is inputs.post_hook is None):
         return "single functions are watched"
     # By scales, because a new schedule usually has the scales of an old one.
     scales = tuple(decision.schedule.component_scales)
-    steps = prepared.steps.get(scales)
+    steps: Union[HooklessSteps, str, None] = prepared.steps.get(scales)
     if steps is None:
-        steps = plan_steps(prepared.graph, prepared.plan, decision.schedule, prepared.storage)
+        steps = plan_steps(prepared, decision.schedule)
         # Forget the steps of schedules that are not in use any more.
         in_use = {tuple(schedule.component_scales) for _, schedule, _ in prepared.schedules.chosen.values()}
         kept = {earlier: planned for earlier, planned in prepared.steps.items() if earlier in in_use}

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import AbstractSet, Any, List, NamedTuple, Optional, Sequence, Tuple
 
+import nnabla as nn
+
 from ...core.components import NodeStructure
 from ...core.schedule import Rescale
 from ...errors import GraphChangedError
@@ -15,33 +17,31 @@ from ..chooser import Decision
 from ..layer_watch import LayerWatch
 from ..leaf_gradients import LeafGradients, WrittenLeaves, contributions_of
 from ..prepared_graph import PreparedGraph
-from ..scaled_weights import ScaledWeights
+from ..scaled_weights import ScaledWeights, SwappedWeights
 
 Hooks = Sequence[Optional[Hook]]
 """Hooks to call in order; None is skipped."""
 
 
-class BackwardOptions(NamedTuple):
-    """Arguments of a call of `backward`, besides its scale."""
+class PassInputs(NamedTuple):
+    """Arguments of a call of `backward`, besides its scale, and the gradients that it adds to."""
 
     clear_buffer: bool
     callbacks: Optional[Any] = None  # nnabla's communicator callbacks
     pre_hook: Optional[Hook] = None
     post_hook: Optional[Hook] = None
     grad: Optional[Seed] = None  # seed gradient of the loss's shape; None for one
+    masters: Sequence[nn.NdArray] = ()  # unscaled fp32 gradients of the leaves, in the order of the plan
+    all_zero: bool = False  # True if these are all lazily zero
 
 
 class HookedPass:
     """Applies the steps of a schedule around each function."""
 
     def __init__(
-        self,
-        prepared: PreparedGraph,
-        decision: Decision,
-        options: BackwardOptions,
-        watch: Optional[LayerWatch],
+        self, prepared: PreparedGraph, decision: Decision, inputs: PassInputs, watch: Optional[LayerWatch]
     ) -> None:
-        self._prepared, self._decision, self._options, self._watch = prepared, decision, options, watch
+        self._prepared, self._decision, self._inputs, self._watch = prepared, decision, inputs, watch
         # Gradients to measure as they arrive, and data to measure before backward frees them.
         self._measured: AbstractSet[int] = frozenset()
         self._data: Sequence[int] = ()
@@ -49,26 +49,23 @@ class HookedPass:
             self._measured = frozenset(decision.slice.gradients)
             self._data = [*decision.slice.activations, *decision.slice.weights]
         # True if others read parameter gradients right after the function that writes them.
-        unscale_each = not (options.callbacks is options.post_hook is None)
+        unscale_each = not (inputs.callbacks is inputs.post_hook is None)
         # True if the work after a function must be done at once, and not before the next one runs: others
         # read its gradients, or nnabla recomputes activations, which it does before it calls a hook, from the
         # weights.
         self._finishes_each = unscale_each or watch is not None or prepared.plan.recomputes
         # The present or last function, if work after it remains.
         self._unfinished: List[Tuple[NodeStructure, Tuple[Rescale, ...]]] = []
-        self._weights = ScaledWeights(prepared.kernels, prepared.pool, prepared.storage)
-        self._leaves = LeafGradients(
-            prepared.kernels, prepared.pool, prepared.measurements, unscale_each=unscale_each
-        )
+        self._weights = ScaledWeights(prepared)
+        self._leaves = LeafGradients(prepared, unscale_each=unscale_each)
 
     def begin(self) -> Tuple[Hooks, Hooks]:
         """Measure data that backward frees; return the hooks before and after functions."""
         self._prepared.statistics.measure((), self._data)
         if self._finishes_each:
-            return (self._prepare, self._options.pre_hook), (self._finish_last, self._options.post_hook)
-        # Each hook costs time: this one does the work after a function before the next, and `end` after the
-        # last.
-        return (self._finish_last, self._prepare, self._options.pre_hook), ()
+            return (self._prepare, self._inputs.pre_hook), (self._finish_last, self._inputs.post_hook)
+        # A hook costs time: the work after a function waits for the hook before the next one, or for `end`.
+        return (self._finish_last, self._prepare, self._inputs.pre_hook), ()
 
     def end(self) -> WrittenLeaves:
         """Unscale gradients of leaves, and return them."""
@@ -91,8 +88,7 @@ class HookedPass:
                 "was rewired. These gradients are not valid; the next backward will be"
             )
         if self._measured:
-            # Before `step.before` multiplies it: that may overflow, and would hide what the scale has room
-            # for.
+            # Before `step.before` multiplies it: an overflow there would hide how large it was.
             arriving = schedule.arriving
             arrived = [(p, arriving[p]) for p in node.outputs if p in self._measured]
             if arrived:
@@ -104,10 +100,10 @@ class HookedPass:
         if self._decision.copier is not None and node.layer_inputs:
             self._decision.copier(graph, node, step.scale)
         self._unfinished[:] = [(node, step.after)]
-        for index, (layer_input, alpha) in enumerate(zip(node.layer_inputs, step.alphas)):
-            if alpha != 1.0:
-                self._weights.swap(graph, layer_input, alpha, index)
-        self._leaves.take(*contributions_of(graph, plan, node, step, self._prepared.storage))
+        scaled = [(one, alpha) for one, alpha in zip(node.layer_inputs, step.alphas) if alpha != 1.0]
+        if scaled:
+            self._weights.swap(SwappedWeights(graph, scaled))
+        self._leaves.take(*contributions_of(self._prepared, node, step))
 
     def _finish_last(self, _: Any = None) -> None:
         """Do the work after the last function, unless it is done: restore its arrays, and rescale."""

@@ -17,36 +17,28 @@ from ..leaf_gradients import Contribution, LeafGradients, WrittenLeaves
 from ..prepared_graph import PreparedGraph
 from ..scaled_weights import ScaledWeights
 from ..slices import Slice
-from .hooked import BackwardOptions, Hooks
+from .hooked import Hooks, PassInputs
 
 
 class HooklessPass:
     """Swaps all weights, runs nnabla's backward, and unscales all gradients."""
 
     def __init__(
-        self,
-        prepared: PreparedGraph,
-        decision: Decision,
-        steps: HooklessSteps,
-        options: BackwardOptions,
-        masters: Sequence[nn.NdArray],  # unscaled fp32 gradients of the leaves, in the order of the plan
-        *,
-        all_zero: bool,
+        self, prepared: PreparedGraph, decision: Decision, inputs: PassInputs, steps: HooklessSteps
     ) -> None:
         self._prepared, self._schedule, self._slice = prepared, decision.schedule, decision.slice
-        self._steps, self._masters, self._clear_buffer = steps, masters, options.clear_buffer
-        # Leaves for `LeafGradients`, one by one; if all masters are zero, as usual, most are in lists
-        # instead.
+        self._inputs, self._steps = inputs, steps
+        # Leaves for `LeafGradients`; if all masters are zero, as usual, most are in lists instead.
         self._lists: List[LeafList] = []
         self._one_by_one: Sequence[Contribution] = steps.leaves
-        if all_zero:
+        if inputs.all_zero:
             self._lists, self._one_by_one = steps.leaf_lists
         # Lists whose leaves nnabla is writing, with their masters.
         self._running: List[Tuple[LeafList, Sequence[nn.NdArray]]] = []
         # Variables made persistent for this pass: nnabla would free their gradients before they are measured.
         self._kept: List[nn.Variable] = []
-        self._weights = ScaledWeights(prepared.kernels, prepared.pool, prepared.storage)
-        self._leaves = LeafGradients(prepared.kernels, prepared.pool, prepared.measurements)
+        self._weights = ScaledWeights(prepared)
+        self._leaves = LeafGradients(prepared)
 
     def begin(self) -> Tuple[Hooks, Hooks]:
         """Prepare measuring, and swap weights and gradients; return the hooks before and after functions."""
@@ -54,11 +46,11 @@ class HooklessPass:
         if self._slice is not None:
             self._keep_measured(self._slice)
         if self._steps.weights.keys:
-            self._weights.swap_all(self._steps.weights)
+            self._weights.swap(self._steps.weights)
         if self._one_by_one:
             self._leaves.take(*self._one_by_one)
         for one in self._lists:
-            masters = one.masters_among(self._masters)
+            masters = one.masters_among(self._inputs.masters)
             # Noted before the swap: a signal may interrupt between any two lines.
             self._running.append((one, masters))
             one.begin(masters, self._prepared.pool)
@@ -99,7 +91,7 @@ class HooklessPass:
             kept = self._kept[:]
             self._release()
             # As nnabla would have done.
-            for variable in kept if self._clear_buffer else ():
+            for variable in kept if self._inputs.clear_buffer else ():
                 variable.grad.clear()
         written: List[Contribution] = []
         if self._one_by_one:

@@ -16,10 +16,11 @@ from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation, 
 from nnabla_adaloss.core.methods import Range
 from nnabla_adaloss.engine import slices
 from nnabla_adaloss.engine.passes.hookless import HooklessPass
+from nnabla_adaloss.engine.prepared_graph import PreparedGraph
 from nnabla_adaloss.engine.slices import Slice
 from tests.worlds.architectures import NETWORKS
 from tests.worlds.networks import layers
-from tests.worlds.passes import Noting, look, run, settle
+from tests.worlds.passes import Noting, any_scales, look, run, settle
 from tests.worlds.values import FLOAT, HALF, Values, assert_equal, bits, data, gradients, zero_grads
 
 EVERY = 3
@@ -259,3 +260,27 @@ def test_gradients_that_share_a_scale_are_as_with_hooks(network: str, storage: s
     assert scales == same
     for one, other in zip(found, expected):
         assert_equal(one, other)
+
+
+@pytest.mark.parametrize("storage", [None, "float16"])
+def test_an_error_between_functions_leaves_the_weights_as_they_were(
+    storage: Optional[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    h = F.clip_grad_by_norm(F.tanh(PF.affine(data(4, 3), 5, name="a")), 1.0)
+    loss = F.mean(PF.affine(h, 2, name="b") ** 2)
+    scaling = AdaptiveLossScaling(loss if storage is None else FormatEmulation(loss, storage))
+    with any_scales(1, (-6, 7)):
+        settle(scaling)
+        run(scaling, clear=True)
+    assert scaling.result.kind == "hookless"
+    assert scaling.layer_scales["b/affine"] != 1.0
+    weights = {name: (hash(v.data), v.d.tobytes()) for name, v in nn.get_parameters().items()}
+
+    def fail(*_: Any) -> None:
+        raise KeyError
+
+    monkeypatch.setattr(PreparedGraph, "rescale", fail)
+    scaling.forward(clear_no_need_grad=True)
+    with any_scales(1, (-6, 7)), pytest.raises(KeyError):
+        scaling.backward(clear_buffer=True)
+    assert {name: (hash(v.data), v.d.tobytes()) for name, v in nn.get_parameters().items()} == weights
