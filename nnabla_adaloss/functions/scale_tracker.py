@@ -184,13 +184,11 @@ class ScaleTracker:
                     )
 
 
-def tracker_of(
-    scale: Union[float, ScaleTracker], config: Optional[AdaLossConfig] = None, monitors: Sequence[Any] = ()
-) -> ScaleTracker:
+def tracker_of(scale: Union[float, ScaleTracker]) -> ScaleTracker:
     """Return the given tracker, or make one for a number: then each backward of the function is a pass."""
     if isinstance(scale, ScaleTracker):
         return scale
-    own = ScaleTracker(config, scale, monitors)
+    own = ScaleTracker(scale=scale)
     own.is_shared = False
     return own
 

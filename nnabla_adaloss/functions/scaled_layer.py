@@ -22,7 +22,7 @@ from ..kernels.arrays import as_float32
 from .ada_loss import AdaLoss
 from .identity import Array, Gradients, IdentityFunction, check_array
 from .loss_scaling import Unscale
-from .scale_tracker import Points, Redirected, ScaledFunction, ScaleTracker, tracker_of
+from .scale_tracker import Points, Redirected, ScaledFunction, ScaleTracker
 
 Layout = Tuple[ScaledInput, Callable[[Any, Any], Tuple[Any, Any]]]
 """Scaled input of a layer, and a function that makes its g and w matrices (N, C) and (C, M)."""
@@ -102,7 +102,8 @@ def adaptive_loss_scaling(
     if isinstance(config, ScaleTracker):
         return ScaledLayer(x, w, config, ctx).apply(x)
     # Nothing is tracked: the gradient arrives with S = 1.
-    own = tracker_of(1.0, replace(config, init_scale=1.0, delay=0), monitors)
+    own = ScaleTracker(replace(config, init_scale=1.0, delay=0), 1.0, monitors)
+    own.is_shared = False
     layout = _layout_of(x, w, or_affine=True)
     return GradientScaling("AdaptiveGradientScale", own, own.ada_loss, ctx, w, layout).apply(x)
 

@@ -13,9 +13,8 @@ import nnabla as nn
 _parent = attrgetter("parent")
 
 
-def is_half(backends: Sequence[str]) -> bool:
-    """True if the first of a context's `backends` is a half-precision one."""
-    return bool(backends) and backends[0].endswith((":half", ":mixed_half"))
+HALF = ":half", ":mixed_half"
+"""Ends of the names of backends that compute in half precision."""
 
 
 def type_name_of(name: Any) -> str:
@@ -71,11 +70,8 @@ class GraphDescription(NamedTuple):
 
     @property
     def in_half(self) -> List[int]:
-        """Indices of the functions that compute in half precision."""
-        # The few different backends are examined once each; `nn.Context([])` has none.
-        names = [backend[0] if backend else "" for backend in self.backends]
-        half = {name for name in {*names} if is_half([name])}
-        return [i for i, name in enumerate(names) if name in half] if half else []
+        """Indices of the functions that compute in half precision: by the first backend, if there is any."""
+        return [i for i, names in enumerate(self.backends) if names and names[0].endswith(HALF)]
 
 
 def may_depend(depends: Callable[[int, int], bool], of: int, on: int) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import AbstractSet, Any, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
+from typing import AbstractSet, Any, FrozenSet, List, Optional, Sequence, Set, Tuple
 
 import nnabla as nn
 import nnabla.function
@@ -18,7 +18,7 @@ import nnabla.function
 from ..core.formats import FLOAT16, Format
 from ..core.validation import boolean
 from ..errors import warn
-from .description import GraphDescription, is_half
+from .description import HALF, GraphDescription
 from .functions import is_matrix_product, properties_of, written_inputs
 from .graph import Graph
 from .names import function_names, registered_names
@@ -31,30 +31,29 @@ _CONSTANTS = frozenset({"val", "alpha", "beta", "delta", "epsilon"})
 
 def float_tail(
     graph: Graph, candidates: Sequence[int], storage: Format = FLOAT16
-) -> Tuple[FrozenSet[int], str]:
-    """Find functions of `candidates` that must compute in float, if these store their outputs in `storage`;
-    with a warning of constants that it changes anyway, or "".
+) -> Tuple[FrozenSet[int], List[int]]:
+    """Find functions of `candidates`, which compute in `storage`, that must compute in float; and those that
+    cannot be moved there although `storage` changes their constants.
     """
     if not candidates:
-        return frozenset(), ""
+        return frozenset(), []
     described = graph.described
     changed = {i for i in candidates if _changed_constants(described, i, storage)}
     in_float = changed | _at_the_loss(described).intersection(candidates)
     before_python = _before_python([graph.functions[i] for i in in_float])
     movable = (i for i in in_float if graph.functions[i] not in before_python)
     replaced = frozenset(i for i in movable if _can_be_replaced(described, i))
-    not_replaced = sorted(changed - replaced)
-    return replaced, _warning(graph, not_replaced, storage) if not_replaced else ""
+    return replaced, sorted(changed - replaced)
 
 
-def _warning(graph: Graph, not_replaced: List[int], storage: Format) -> str:
+def _warning(graph: Graph, not_replaced: List[int]) -> str:
     """Warning of the constants that half precision changes, and how to keep them."""
     described = graph.description(registered_names())
     labels = function_names(described)
     changes = [
-        f"{labels[index]} ({described.type_names[index]}): {c:g} is {storage.nearest(c):g} in half precision"
+        f"{labels[index]} ({described.type_names[index]}): {c:g} is {FLOAT16.nearest(c):g} in half precision"
         for index in not_replaced
-        for c in sorted({*_changed_constants(described, index, storage)})
+        for c in sorted({*_changed_constants(described, index, FLOAT16)})
     ]
     context = float_context(graph.functions[not_replaced[0]].context)
     written = f"nn.Context({context.backend}, {context.array_class!r}, {context.device_id!r})"
@@ -82,9 +81,10 @@ class TailReader:
     def read(self, other: Optional[Graph] = None) -> Graph:
         """Read the present graph, with its float tail moved; `other`: one that another reader has read."""
         graph = other if other is not None and other.is_current and not other.reshaped else Graph(self._loss)
-        functions, warning = float_tail(graph, graph.described.in_half if self._moves else ())
-        if functions or warning:
-            self.functions, self.warning, self.moved = functions, warning, True
+        functions, not_replaced = float_tail(graph, graph.described.in_half if self._moves else ())
+        if functions or not_replaced:
+            self.functions, self.moved = functions, True
+            self.warning = _warning(graph, not_replaced) if not_replaced else ""
         if functions:
             self._missing = _compute_in_float(graph, functions)
             graph = Graph(self._loss)
@@ -116,7 +116,9 @@ class TailReader:
 
 def float_context(context: nn.Context) -> nn.Context:
     """Convert a context's half-precision backends to float."""
-    backends = [f"{name.partition(':')[0]}:float" if is_half([name]) else name for name in context.backend]
+    backends = [
+        f"{name.partition(':')[0]}:float" if name.endswith(HALF) else name for name in context.backend
+    ]
     return nn.Context(list(dict.fromkeys(backends)), context.array_class, context.device_id)
 
 
@@ -156,27 +158,23 @@ def _compute_in_float(graph: Graph, functions: AbstractSet[int]) -> List[nn.Vari
 
 
 def _before_python(functions: List[Any]) -> Set[Any]:
-    """Functions from which readers lead to a Python function, in this graph or another, and these."""
+    """Those of the functions and of their readers, in any graph, that are or lead to a Python function."""
     # Rewiring a variable sets up all its readers again, where nnabla crashes at Python functions.
-    readers: Dict[Any, List[Any]] = {}  # of each function from the given ones on
-    writers: Dict[Any, List[Any]] = {}
+    found: Set[Any] = set()
+    seen: Set[Any] = set()
     waiting = list(functions)
+    # A function waits as a tuple until its readers have been examined.
     while waiting:
         f = waiting.pop()
-        if f not in readers:
-            readers[f] = [reader for v in f.outputs for reader in v.function_references]
-            waiting += readers[f]
-            for reader in readers[f]:
-                writers.setdefault(reader, []).append(f)
-    # Back from the Python functions.
-    result: Set[Any] = set()
-    waiting = [f for f in readers if f.name == "Callback"]  # nnabla's name for all of them
-    while waiting:
-        f = waiting.pop()
-        if f not in result:
-            result.add(f)
-            waiting += writers.get(f, [])
-    return result
+        if type(f) is tuple:
+            f, readers = f
+            if f.name == "Callback" or not found.isdisjoint(readers):  # nnabla's name for Python functions
+                found.add(f)
+        elif f not in seen:
+            seen.add(f)
+            readers = [reader for v in f.outputs for reader in v.function_references]
+            waiting += [(f, readers), *readers]
+    return found
 
 
 def _at_the_loss(described: GraphDescription) -> Set[int]:
