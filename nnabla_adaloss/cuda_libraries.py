@@ -54,19 +54,13 @@ def namespace_folders(package: str) -> List[Path]:
     return [Path(folder) for folder in (spec and spec.submodule_search_locations) or ()]
 
 
-def preload_cuda_libraries() -> List[str]:
-    """Load the CUDA libraries of NVIDIA's wheels that nnabla's extension and CuPy need; return the sonames
-    of those that could be loaded.
-    """
+def preload_cuda_libraries() -> None:
+    """Load those of the CUDA libraries that are in NVIDIA's wheels, for nnabla's extension and CuPy."""
     extension_library = find_extension_library(namespace_folders("nnabla_ext"))
     if extension_library is None:
-        return []
-    loaded = []
+        return
     libraries = find_cuda_libraries(namespace_folders("nvidia"), cuda_version_of(extension_library))
-    for soname, path in libraries.items():
+    for path in filter(None, libraries.values()):
         # Local: the extension's own links find the symbols, which stay hidden from others.
         with suppress(OSError):
-            if path is not None:
-                ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL)
-                loaded.append(soname)
-    return loaded
+            ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL)

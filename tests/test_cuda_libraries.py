@@ -15,7 +15,6 @@ from nnabla_adaloss.cuda_libraries import (
     find_cuda_libraries,
     find_extension_library,
     namespace_folders,
-    preload_cuda_libraries,
 )
 
 
@@ -61,8 +60,6 @@ def test_wheels_of_the_right_cuda_version_are_found_in_loading_order(tmp_path: P
 def test_folders_of_packages() -> None:
     assert (namespace_folders("nnabla_ext")[0] / "cpu").is_dir()
     assert namespace_folders("no_such_package") == []
-    if find_extension_library(namespace_folders("nnabla_ext")) is None:
-        assert preload_cuda_libraries() == []
 
 
 def preloaded(shadow: Path, *statements: str) -> List[str]:
@@ -83,17 +80,17 @@ def preloaded(shadow: Path, *statements: str) -> List[str]:
 def test_preloaded_libraries_satisfy_the_dynamic_loader(tmp_path: Path) -> None:
     output = preloaded(
         install(tmp_path, "nnabla_ext/cuda/libnnabla_cuda-120_8.so"),
-        "print(*preload_cuda_libraries(), sep='\\n')",
+        "preload_cuda_libraries()",
         "import ctypes; version = ctypes.c_int()",
         "ctypes.CDLL('libcudart.so.12').cudaRuntimeGetVersion(ctypes.byref(version))",
+        "ctypes.CDLL('libnvrtc.so.12')",
         "print(version.value)",
     )
-    assert {"libcudart.so.12", "libnvrtc.so.12"} <= set(output)
-    assert output[-1] == "12000"
+    assert output == ["12000"]
 
 
 @pytest.mark.slow
 def test_a_file_that_is_no_library_is_passed_over(tmp_path: Path) -> None:
     install(tmp_path, "nnabla_ext/cuda/libnnabla_cuda-120_8.so", "nvidia/__init__.py")
     install(tmp_path, "nvidia/cublas/lib/libcublas.so.12")
-    assert preloaded(tmp_path, "print(preload_cuda_libraries())") == ["[]"]
+    assert preloaded(tmp_path, "preload_cuda_libraries()", "print('goes on')") == ["goes on"]

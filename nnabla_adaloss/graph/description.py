@@ -6,7 +6,7 @@ from __future__ import annotations
 import heapq
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 import nnabla as nn
 

@@ -27,9 +27,8 @@ from ..core.components import Components, NodeStructure
 from ..core.power_of_two import floor_power_of_two
 from ..host_context import host_view
 from .description import GraphDescription
-from .functions import ONE, Derivative, properties_of
+from .functions import ONE, Args, Derivative, properties_of
 from .loss import Seed
-from .matrix_products import Args
 from .memory_uses import origin_of
 
 # Factors by which a data-dependent weight may rise above the one in use, as overflows are that far away, and

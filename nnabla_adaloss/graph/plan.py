@@ -22,10 +22,9 @@ from ..core.components import (
 )
 from ..core.layer_selection import LayerSelection
 from .description import GraphDescription, backward_order
-from .functions import properties_of
+from .functions import UNSCALED, properties_of
 from .graph import Graph
 from .loss_weights import LossWeights
-from .matrix_products import UNSCALED
 from .memory_uses import MemoryUses, host_functions, memory_uses, numbers_on_host, state_leaves
 from .names import ParameterNames, function_names
 

@@ -16,8 +16,7 @@ import pytest
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, get_loss_scale_by_element_wise_range
 from nnabla_adaloss.core.components import LayerInput, NodeStructure, ScaledInput
 from nnabla_adaloss.graph import functions
-from nnabla_adaloss.graph.functions import Function, is_matrix_product, properties_of
-from nnabla_adaloss.graph.matrix_products import UNSCALED, Product
+from nnabla_adaloss.graph.functions import UNSCALED, Function, Product, is_matrix_product, properties_of
 from nnabla_adaloss.graph.plan import GraphPlan
 
 

@@ -16,8 +16,7 @@ from nnabla.function import PythonFunction
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScalingUpdater, Format, Reason
 from nnabla_adaloss.graph import functions
-from nnabla_adaloss.graph.functions import Function
-from nnabla_adaloss.graph.matrix_products import Product
+from nnabla_adaloss.graph.functions import Function, Product
 from nnabla_adaloss.kernels import CpuKernels, CudaKernels, Kernels
 from tests.worlds.monitors import Records
 from tests.worlds.networks import mlp
