@@ -314,10 +314,7 @@ def _set_inactive(
 
 
 def _keep_weights_in_range(
-    edges: Sequence[Edge],
-    scales: List[float],
-    bounds: Mapping[int, AlphaBounds],
-    reasons: Dict[str, Reason],
+    edges: Sequence[Edge], scales: List[float], bounds: Mapping[int, AlphaBounds], reasons: Dict[str, Reason]
 ) -> None:
     """Lower the scales after layers until no alpha exceeds its highest, where alpha * W would overflow."""
     # A lowered scale may be the one before other layers; scales only decrease, so the loop terminates.

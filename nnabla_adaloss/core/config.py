@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import AbstractSet, Any, List, Optional, Sequence, Union
 
-from .formats import FORMATS, DTypeLike, Format, get_format
+from .formats import FLOAT16, FORMATS, DTypeLike, Format, get_format
 from .layer_selection import LayerSelection
 from .methods import METHODS, AmaxHistory, Method, MethodLike, Range, parameter_names, resolve_method
 from .precision import Precision
@@ -128,7 +128,7 @@ class AdaLossConfig:
     @cached_property
     def range(self) -> Range:
         """(u_min, u_max), with None replaced by values of `dtype`."""
-        return self.range_in(get_format("float16" if self.dtype is None else self.dtype, argument="dtype"))
+        return self.range_in(FLOAT16 if self.dtype is None else get_format(self.dtype))
 
     def range_in(self, stored: Format) -> Range:
         """(u_min, u_max) of gradients that are stored in a format, unless given here."""
@@ -169,15 +169,13 @@ class AdaLossConfig:
         """Configuration with `dtype` filled in from a storage; None: unknown storage. ValueError if `dtype`
         differs from the format of the gradients.
         """
-        if precision is None:
-            return self if self.dtype is not None else replace(self, dtype="float16")
         # Formats that differ only in what becomes of larger numbers have one range.
-        stored = precision.stored_gradients.saturating(False)
+        stored = FLOAT16 if precision is None else precision.stored_gradients.saturating(False)
         if self.dtype is None:
             dtype: Any = stored.name if FORMATS.get(stored.name) == stored else stored
             return replace(self, dtype=dtype)
         own = get_format(self.dtype)
-        if own.saturating(False) != stored:
+        if precision is not None and own.saturating(False) != stored:
             raise ValueError(
                 f"config has dtype={own.name!r}, but storage keeps gradients in {stored.name}: "
                 "leave dtype out (u_min and u_max set a range of your own)"

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from .validation import positive_number, scalar
 
-_SMALLEST, _LARGEST = sys.float_info.min, sys.float_info.max
-
 
 def floor_power_of_two(value: float) -> float:
     """Largest power of two that is not larger than `value`, which is positive and finite."""
@@ -37,9 +35,7 @@ def scale_text(scale: float) -> str:
 
 def clamp_scale(scale: float) -> float:
     """Clamp `scale` to positive normal finite numbers, after under- or overflow in arithmetic."""
-    if _SMALLEST <= scale <= _LARGEST:
-        return scale
-    return _SMALLEST if scale < _SMALLEST else _LARGEST
+    return min(max(scale, sys.float_info.min), sys.float_info.max)
 
 
 def get_power_of_two_scale(scale: Union[float, NDArray[Any]]) -> NDArray[np.float64]:

@@ -53,13 +53,9 @@ class AmaxWindow(NamedTuple):
     def push(self, magnitude: float, length: int) -> AmaxWindow:
         """Add an iteration's magnitude; the last `length` iterations count."""
         pushed = self.pushed + 1
-        entries, start, end = self.entries, 0, len(self.entries)
-        while start < end and entries[start][0] <= pushed - length:
-            start += 1
         # An older entry that is not larger than the new one will never be the largest.
-        while start < end and entries[end - 1][1] <= magnitude:
-            end -= 1
-        entries = (*entries[start:end], (pushed, magnitude))
+        kept = [entry for entry in self.entries if entry[0] > pushed - length and entry[1] > magnitude]
+        entries = (*kept, (pushed, magnitude))
         return AmaxWindow(pushed, entries, entries[0][1])
 
     def as_list(self) -> List[Any]:

@@ -40,23 +40,14 @@ class ApproxRange(Method):
         self, g: ArrayStatistics, W: Optional[ArrayStatistics], *, range: Range, fan_in: float
     ) -> float:
         """Compute the scale from statistics; without `W`, `fan_in` is not used."""
-        if W is None:
-            sigma = g.std
-        elif g.count and W.count:
-            # Deviation of an element in the published model: sqrt(M(g)) * sqrt(M(W) * K / 2), as a ReLU makes
-            # half of the K products 0.
-            of_weight = math.sqrt(W.sum_of_squares / W.count * fan_in * 0.5)
-            sigma = math.sqrt(g.sum_of_squares / g.count) * of_weight
-        else:
-            sigma = 0.0
+        # Deviation of an element of the input gradient; in the published model a ReLU makes half of the K
+        # products 0.
+        sigma = g.std if W is None else math.sqrt(g.mean_square) * math.sqrt(W.mean_square * fan_in * 0.5)
         if sigma == 0.0:
             return 1.0
-        scale = self.sigma_min(range) / sigma
         # Underflow asks for no scale below 1; the limit against overflow may.
-        if scale < 1.0:
-            scale = 1.0
-        limit = overflow_limit(g, W, fan_in, range.u_max)
-        return clamp_scale(scale if scale < limit else limit)
+        scale = max(self.sigma_min(range) / sigma, 1.0)
+        return clamp_scale(min(scale, overflow_limit(g, W, fan_in, range.u_max)))
 
     def sigma_min(self, range: Range) -> float:
         """Standard deviation at which a share p of a centred normal distribution lies below u_min."""
