@@ -45,19 +45,12 @@ from .layer_record import Reason
 from .power_of_two import floor_power_of_two
 from .scale_history import equalized
 
-# The largest scale: float32 holds its reciprocal, too.
-_LARGEST = 2.0**100
-
-# Ratio of a scale of its own to the merged one from which hooks are worth their time.
-_WORTH_HOOKS = 2.0**6
-
-# Scales of several losses within this factor of each other are equalized.
-_LOSSES_APART = 16.0
+_LARGEST = 2.0**100  # the largest scale: float32 holds its reciprocal, too
+_WORTH_HOOKS = 2.0**6  # ratio of a scale of its own to the merged one from which hooks are worth their time
+_LOSSES_APART = 16.0  # scales of several losses within this factor of each other are equalized
 
 MethodAlpha = Callable[[str, float, float], Tuple[float, Reason]]
-"""Alpha of a layer from a method, and its reason; called with the layer, S, and S without compensation of a
-small loss.
-"""
+"""Computes alpha and its reason from a layer's name, S, and S without compensation of a small loss."""
 
 
 class ScaleLimits(NamedTuple):
@@ -74,9 +67,7 @@ class ScaleLimits(NamedTuple):
     floors: Mapping[int, float] = {}
 
     def with_s0(self, components: Components, s0: float) -> ScaleLimits:
-        """Limit the components at the loss by a given S0, divided by their loss weights: then no scale times
-        its loss weight exceeds it.
-        """
+        """Limit the components at the loss: no scale times its loss weight may exceed a given S0."""
         limits = list(self.limits)
         for index in components.at_loss:
             weight, limit = self.loss_weights[index], limits[index]
@@ -106,9 +97,7 @@ class ScaleLimits(NamedTuple):
         return within_float32(scale)
 
     def merged(self, of: Sequence[int]) -> ScaleLimits:
-        """Limits of merged components: the strictest of their parts, and the largest amax and loss weight;
-        `of`: the merged component of each part.
-        """
+        """Limits of merged components: the strictest of their parts; `of`: the merged one of each part."""
 
         def of_parts(
             pick: Callable[[float, float], float], values: Iterable[Tuple[int, Optional[float]]]

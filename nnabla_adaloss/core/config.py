@@ -166,9 +166,7 @@ class AdaLossConfig:
         return replace(self, loss_scale_method="amax_history") if self.loss_scale_method is None else self
 
     def stored_in(self, precision: Optional[Precision]) -> AdaLossConfig:
-        """Configuration with `dtype` filled in from a storage; None: unknown storage. ValueError if `dtype`
-        differs from the format of the gradients.
-        """
+        """Fill in `dtype` from a storage (None: unknown); ValueError if that has another one."""
         # Formats that differ only in what becomes of larger numbers have one range.
         stored = FLOAT16 if precision is None else precision.stored_gradients.saturating(False)
         if self.dtype is None:

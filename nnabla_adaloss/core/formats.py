@@ -63,7 +63,7 @@ class Format:
             positive_number(name, getattr(self, name))
         for name in ("has_infinity", "saturates"):
             object.__setattr__(self, name, boolean(name, getattr(self, name)))
-        if self.max > _FLOAT32_MAX or self.smallest_normal < 2.0**-126:
+        if self.max > float(np.finfo(np.float32).max) or self.smallest_normal < 2.0**-126:
             raise ValueError(
                 f"max and smallest_normal of {self.name} must lie in the normal range of float32"
             )
@@ -122,8 +122,6 @@ class Format:
             magnitude = round(magnitude / step) * step
         return math.copysign(self.beyond_max if magnitude > self.max else magnitude, value)
 
-
-_FLOAT32_MAX = (2.0 - 2.0**-23) * 2.0**127
 
 # 6e-8 as published, 0.7 % above 2**-24.
 FLOAT16 = Format.ieee("float16", exponent_bits=5, mantissa_bits=10, u_min=6e-8)

@@ -16,9 +16,9 @@ from .methods import Range
 from .power_of_two import floor_power_of_two
 from .statistics import ArrayStatistics
 
-# Shares of a format's exponents, at most of float16's: distance of a scaled weight's amax above the smallest
-# normal number, limit of lowering scales for it, and further limit if the weight would lose nearly all its
-# bits.
+# Shares of a format's exponents, at most of float16's 30: distance of a scaled weight's amax above the
+# smallest normal number (2**8 for float16), limit of lowering scales for it (2**12), and further limit if the
+# weight would lose nearly all its bits (2**8).
 _ENOUGH, _SPARE, _FURTHER = 0.27, 0.4, 0.27
 _EXPONENTS = 30.0
 
@@ -41,9 +41,7 @@ def scaled_history(history: History, scale: float) -> Tuple[ArrayStatistics, ...
 
 
 def unbounded_alpha(config: AdaLossConfig, layer: str, g: Any, W: Any, range: Range, fan_in: float) -> float:
-    """Compute a layer's alpha by the method of a configuration, before it is `bounded`; `g` and `W`: inputs
-    of the method. ValueError unless its result is a positive finite number.
-    """
+    """Compute an alpha by the method, before it is `bounded`; ValueError unless it is positive and finite."""
     result: Any = config.method.scale(g, W, range=range, fan_in=fan_in)
     alpha = result.item() if isinstance(result, np.ndarray) and result.size == 1 else result
     if not (isinstance(alpha, Real) and 0.0 < float(alpha) < math.inf):
@@ -55,9 +53,7 @@ def unbounded_alpha(config: AdaLossConfig, layer: str, g: Any, W: Any, range: Ra
 
 
 def bounded(alpha: float, previous_scale: float, config: AdaLossConfig) -> Tuple[float, Reason]:
-    """Bound the alpha of a layer from above, but not to less than 1, if the configuration uses bounds;
-    `previous_scale`: the scale of its output gradient.
-    """
+    """Bound a layer's alpha from above, but not below 1; `previous_scale`: that of its output gradient."""
     if not config.use_bound or alpha <= 1.0:
         return alpha, Reason.METHOD
     # Comparisons instead of min and max, which are several times slower: this runs per layer and iteration.

@@ -345,9 +345,7 @@ class Observations(NamedTuple):
         )
 
     def after_iteration(self, *, good: bool = False) -> Observations:
-        """End the iteration. If it ended `good`, with an update, provisional amaxes are dropped, else kept as
-        those of a lost batch.
-        """
+        """End the iteration; unless it ended `good`, provisional amaxes are kept as those of a lost batch."""
         if not (self.now or self.lost or self.provisional or self.entry_complete):
             return self  # often nothing was measured, so that nothing else is set either
         return self._replace(memory=self.remembered(good=good)).without_iteration()

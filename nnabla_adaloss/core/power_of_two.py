@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact arithmetic on powers of two: multiplying by one changes no significand bit.
-
-Everything here works on the exponent field (`frexp`, `ldexp`); a logarithm would round.
-"""
+"""Exact arithmetic on powers of two, by their exponents: a logarithm would round."""
 
 from __future__ import annotations
 

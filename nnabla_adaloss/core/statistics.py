@@ -49,12 +49,10 @@ class ArrayStatistics(NamedTuple):
     @classmethod
     def loaded(cls, values: Sequence[Any]) -> ArrayStatistics:
         """Load statistics from a saved list; TypeError or ValueError if no array can have them."""
+        loaded = cls(*values)
+        nonnegative = all(number("statistics", v) >= 0.0 for v in loaded._replace(sum=0.0))
         # Sums may be infinite, but not NaN.
-        loaded = cls(*values) if len(values) == len(cls._fields) else None
-        if loaded is None or not (
-            number("sum", loaded.sum) <= math.inf
-            and all(number("statistics", v) >= 0.0 for v in loaded._replace(sum=0.0))
-        ):
+        if not (nonnegative and number("sum", loaded.sum) <= math.inf):
             raise ValueError(f"statistics {values} cannot be those of an array")
         return loaded
 

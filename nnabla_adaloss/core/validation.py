@@ -21,9 +21,7 @@ _Init = TypeVar("_Init", bound=Callable[..., None])
 
 
 def number(name: str, value: object) -> float:
-    """Convert `value` to float; TypeError unless it is a real number other than a boolean, ValueError for an
-    integer beyond the range of float.
-    """
+    """Convert to float; TypeError unless a real number, not boolean; ValueError for too large an integer."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name}={value!r} must be a number, not {type(value).__name__}")
     try:
@@ -90,9 +88,7 @@ def instance_or_none(name: str, value: _Any, kind: Type[Any]) -> _Any:
 
 
 def callable_with(*arguments: Any, what: str, instead: str, **keywords: Any) -> Callable[[str, Any], Any]:
-    """Make a check that a value can be called with these arguments, according to its signature; its error
-    says that it must be `what`, and to give `instead`.
-    """
+    """Make a check for callables with these arguments; its error says: must be `what`, give `instead`."""
 
     def check(name: str, value: Any) -> Any:
         if not callable(value):

@@ -119,18 +119,16 @@ class FormatEmulation:
         return self._plan.graph
 
     def go_on_from(self, before: FormatEmulation) -> None:
-        """Share the stream of random numbers with the emulation of the graph `before`, for graphs rebuilt in
-        each iteration. The updaters call this when another loss is assigned.
-        """
+        """Share the stream of random numbers with `before`, the emulation of the graph used until now."""
         self.emulated_storage.drawn = before.emulated_storage.drawn
 
     def gradient_rounding(self, variable: nn.Variable) -> Optional[GradientRounding]:
         """Counts from rounding the gradient of `variable` in the last backward, or None."""
-        rounded = self.emulated_storage.gradients.get(hash(variable))
-        if rounded is None:
+        counts = self.emulated_storage.gradients.get(hash(variable))
+        if counts is None:
             return None
         return GradientRounding(
-            rounded.statistics.count, rounded.nonzero, rounded.underflowed, rounded.overflowed
+            counts.statistics.count, counts.nonzero, counts.underflowed, counts.overflowed
         )
 
     def forward(
@@ -152,15 +150,7 @@ class FormatEmulation:
         guard, reads = HookGuard(), self._plan.reads
         pre = guard.chain(function_pre_hook, self._swap_operands if reads else None)
         post = guard.chain(self._put_back if reads else None, self._round_outputs, function_post_hook)
-        self._run(
-            guard,
-            lambda: self._loss.forward(
-                clear_buffer=clear_buffer,
-                clear_no_need_grad=clear_no_need_grad,
-                function_pre_hook=pre,
-                function_post_hook=post,
-            ),
-        )
+        self._run(guard, partial(self._loss.forward, clear_buffer, clear_no_need_grad, pre, post))
 
     def backward(
         self,
@@ -203,12 +193,8 @@ class FormatEmulation:
         pre = guard.chain(function_pre_hook, swap if reads else None)
         rounds = self._round_gradients if round_gradients else None
         post = guard.chain(self._put_back if reads else None, rounds, function_post_hook)
-        self._run(
-            guard,
-            lambda: run_backward(
-                self._loss, scale, grad, clear_buffer, communicator_callbacks, pre, post, self._seed
-            ),
-        )
+        arguments = self._loss, scale, grad, clear_buffer, communicator_callbacks, pre, post, self._seed
+        self._run(guard, partial(run_backward, *arguments))
 
     def _make_plan(self) -> RoundingPlan:
         plan = RoundingPlan(

@@ -106,9 +106,7 @@ class RoundedStorage(NativeStorage):
             self.gradients[key] = self.kernels.round_to_format(array, array, storage, random_key=random_key)
 
     def round_data(self, key: int, source: nn.NdArray, target: nn.NdArray) -> nn.NdArray:
-        """Round the data of `key` into `target`, for outputs the `source` itself, for leaves a scratch array;
-        return that, or `source` if it is not rounded.
-        """
+        """Round data into `target`, for outputs the `source` itself; return it, or an unrounded `source`."""
         readable = _as_float32(source, target)
         if readable is None:
             return source
