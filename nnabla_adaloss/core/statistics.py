@@ -49,10 +49,12 @@ class ArrayStatistics(NamedTuple):
     @classmethod
     def loaded(cls, values: Sequence[Any]) -> ArrayStatistics:
         """Load statistics from a saved list; TypeError or ValueError if no array can have them."""
-        loaded = cls(*values)
-        nonnegative = all(number("statistics", v) >= 0.0 for v in loaded._replace(sum=0.0))
         # Sums may be infinite, but not NaN.
-        if not (nonnegative and number("sum", loaded.sum) <= math.inf):
+        loaded = cls(*values) if len(values) == len(cls._fields) else None
+        if loaded is None or not (
+            number("sum", loaded.sum) <= math.inf
+            and all(number("statistics", v) >= 0.0 for v in loaded._replace(sum=0.0))
+        ):
             raise ValueError(f"statistics {values} cannot be those of an array")
         return loaded
 
@@ -64,14 +66,12 @@ class ArrayStatistics(NamedTuple):
     @property
     def mean(self) -> float:
         """Mean of the finite elements; 0.0 when there is none."""
-        finite = self.count - self.nonfinite
-        return self.sum / finite if finite else 0.0
+        return self.sum / max(self.count - self.nonfinite, 1)
 
     @property
     def mean_square(self) -> float:
         """M(X) = std(X)^2 + mean(X)^2, the mean of the squares of the finite elements."""
-        finite = self.count - self.nonfinite
-        return self.sum_of_squares / finite if finite else 0.0
+        return self.sum_of_squares / max(self.count - self.nonfinite, 1)
 
     @property
     def std(self) -> float:
@@ -84,17 +84,10 @@ class ArrayStatistics(NamedTuple):
     def scaled(self, factor: float) -> ArrayStatistics:
         """Statistics of the array multiplied by `factor`, which is not 0; exact for powers of two."""
         count, total, squares, abs_max, abs_min, zeros, nonfinite = self
-        magnitude = abs(factor)
+        size = abs(factor)
         # `_replace` takes four times as long, and this runs per layer.
-        return ArrayStatistics(
-            count,
-            total * factor,
-            squares * factor * factor,
-            abs_max * magnitude,
-            abs_min * magnitude,
-            zeros,
-            nonfinite,
-        )
+        scaled = total * factor, squares * factor * factor, abs_max * size, abs_min * size
+        return ArrayStatistics(count, *scaled, zeros, nonfinite)
 
 
 def pool(parts: Sequence[ArrayStatistics]) -> Optional[ArrayStatistics]:

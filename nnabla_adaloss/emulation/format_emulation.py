@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
-from itertools import chain, repeat, starmap
+from itertools import chain, starmap
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import nnabla as nn
@@ -215,11 +215,9 @@ class FormatEmulation:
 
     def _run(self, guard: HookGuard, call: Callable[[], None]) -> None:
         """Call `call` while rounded weights replace the fp32 ones."""
-        leaves = [leaf for _, leaf in self._plan.leaves]
+        weights = [(leaf, "data", leaf.data) for _, leaf in self._plan.leaves]
         # One call into C without a line of Python: no signal can interrupt it halfway.
-        weights = map(setattr, leaves, repeat("data"), [leaf.data for leaf in leaves])
-        operands = starmap(setattr, self._swapped)
-        put_back: Callable[[], Any] = partial(deque, chain(operands, weights), 0)
+        put_back: Callable[[], Any] = partial(deque, starmap(setattr, chain(self._swapped, weights)), 0)
         try:
             for key, leaf in self._plan.leaves:
                 leaf.data = self.emulated_storage.weights[key]

@@ -707,7 +707,9 @@ def check_remembered_amaxes_of_inactive_components_change_nothing(case: Case) ->
 
 def check_loss_weights_that_grow_together_move_scales_and_leave_alphas(case: Case, power: int) -> None:
     # What underflowed is looked at with no more than the scale before it, which may be that of the loss.
-    components, known = case.components, case.known._replace(underflowed=frozenset())
+    # Limits of inactive components do not move, so that others could no longer be close to them.
+    limits = [limit if index in case.present else None for index, limit in enumerate(case.known.limits)]
+    components, known = case.components, case.known._replace(underflowed=frozenset(), limits=limits)
     present = case.present - {components.root}
     moved = present if components.root in components.scalar_components else case.present
     by = [2.0**power if index in moved else 1.0 for index in range(len(known.loss_weights))]
