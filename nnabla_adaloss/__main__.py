@@ -137,9 +137,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     report.add_argument("recording", type=Path, metavar="RUN.jsonl", help="the file of Recorder('RUN.jsonl')")
-    report.add_argument(
-        "other", type=Path, nargs="?", metavar="OTHER.jsonl", help="a second recording, to compare it with"
-    )
+    report.add_argument("other", type=Path, nargs="?", metavar="OTHER.jsonl", help="one to compare it with")
     report.add_argument(
         "-o",
         "--output",

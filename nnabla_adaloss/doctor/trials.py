@@ -88,9 +88,6 @@ TRIALS: Trials = {
     "dropout": (_dropout, [_SQUARE]),
 }
 
-Answers = Mapping[str, Answer]
-"""Answers of trials, by name."""
-
 
 def try_function(extension: str, type_config: str, name: str) -> List[str]:
     """Compare a function with NumPy and the CPU, or raise ArithmeticError; list types run on the host."""
@@ -138,8 +135,8 @@ def _results(program: Callable[..., Any], inputs: Sequence[Any], context: Any) -
         return [output, *(np.array(leaf.g, np.float64) for leaf in leaves)], functions
 
 
-def try_functions(extension: str, type_config: str, processes: int) -> Answers:
-    """Run the trials, divided among processes."""
+def try_functions(extension: str, type_config: str, processes: int) -> Dict[str, Answer]:
+    """Run the trials, divided among processes; return their answers by name."""
     calls = [(extension, type_config, name) for name in TRIALS]
     answers: List[Any] = [None] * len(calls)
 
@@ -152,7 +149,7 @@ def try_functions(extension: str, type_config: str, processes: int) -> Answers:
     return dict(zip(TRIALS, answers))
 
 
-def findings_of(area: Area, type_config: str, tried: Answers, machine: str) -> List[Finding]:
+def findings_of(area: Area, type_config: str, tried: Mapping[str, Answer], machine: str) -> List[Finding]:
     """Findings of trials: one for all that work, one for each way of failing on `machine`."""
     subject = f"nnabla's functions, {type_config}"
     works = [value for value, error in tried.values() if not error]
@@ -181,7 +178,7 @@ def findings_of(area: Area, type_config: str, tried: Answers, machine: str) -> L
     return findings
 
 
-def blamed(finding: Finding, tried: Answers) -> Finding:
+def blamed(finding: Finding, tried: Mapping[str, Answer]) -> Finding:
     """Add to a failure of this package whether nnabla's own functions fail, too."""
     if finding.status != "broken":
         return finding

@@ -130,7 +130,7 @@ class HooklessSteps:
 
 def plan_steps(prepared: PreparedGraph, schedule: ScaleSchedule) -> Union[HooklessSteps, str]:
     """Plan the steps of a pass without hooks; if it needs hooks, return the reason."""
-    if prepared.plan.recomputes:
+    if any(prepared.plan.described.recomputed):
         # That would read the scaled copies of weights.
         return "activations are computed again in backward"
     steps = schedule.steps

@@ -18,7 +18,7 @@ import nnabla.function
 from ..core.formats import FLOAT16, Format
 from ..core.validation import boolean
 from ..errors import warn
-from .description import HALF, GraphDescription
+from .description import HALF, GraphDescription, Uses
 from .functions import is_matrix_product, properties_of, written_inputs
 from .graph import Graph
 from .names import function_names, registered_names
@@ -127,8 +127,8 @@ def _changed_constants(described: GraphDescription, index: int, storage: Format)
     args = described.args[index]
     numbers = [float(args[name]) for name in _CONSTANTS & args.keys()]
     if properties_of(described.type_names[index]).averages:
-        inputs, outputs = _sizes(described, index)
-        numbers.append(outputs[0] / max(inputs[0], 1))
+        size = _sizes(described, described.inputs, index)[0]
+        numbers.append(_sizes(described, described.outputs, index)[0] / max(size, 1))
     return [c for c in numbers if abs(storage.nearest(c) - c) > abs(c) * 2.0**-storage.mantissa_bits]
 
 
@@ -185,8 +185,8 @@ def _at_the_loss(described: GraphDescription) -> Set[int]:
         index = waiting.pop()
         if index in at_loss or is_matrix_product(described.type_names[index]):
             continue
-        read, written = _sizes(described, index)
-        if {*written} == {1} or {*read} == {1}:
+        read, written = ({*_sizes(described, uses, index)} for uses in (described.inputs, described.outputs))
+        if written == {1} or read == {1}:
             at_loss.add(index)
             waiting += [p for p in described.producers[described.inputs.part(index)] if p is not None]
     return at_loss
@@ -208,10 +208,6 @@ def _can_be_replaced(described: GraphDescription, index: int) -> bool:
     return not (has_weight or has_state) and hasattr(nnabla.function, type_name)
 
 
-def _sizes(described: GraphDescription, index: int) -> Tuple[List[int], List[int]]:
-    """Sizes of the inputs and outputs of a function."""
-    read, written = (
-        [math.prod(described.shapes[p]) for p in uses.positions[uses.part(index)]]
-        for uses in (described.inputs, described.outputs)
-    )
-    return read, written
+def _sizes(described: GraphDescription, uses: Uses, index: int) -> List[int]:
+    """Sizes of the inputs, or of the outputs, of a function."""
+    return [math.prod(described.shapes[p]) for p in uses.positions[uses.part(index)]]

@@ -60,6 +60,7 @@ class GraphPlan:
         layers: names of the layers that get a scale, in backward order.
         stopped: type names of the functions that backward does not visit.
         roots: the outputs that backward starts from.
+        scalars: the variables of one element.
 
     Raises:
         ValueError: a pattern of the selection matches no layer.
@@ -83,6 +84,7 @@ class GraphPlan:
         self._components: Dict[bool, Components] = {}
         self._weights: Dict[bool, LossWeights] = {}
         self._size_classes = _size_classes(described)
+        self.scalars = frozenset(p for p, size in enumerate(self._size_classes) if size == 1)
         self._inputs = described.inputs.by_function()
         self._producers = described.inputs.by_function(described.producers)
         self._needs = described.inputs.by_function(described.needs)
@@ -145,13 +147,12 @@ class GraphPlan:
         self, graph: Graph, described: GraphDescription, options: PlanOptions
     ) -> Optional[GraphPlan]:
         """Plan of a graph with the same topology but other parameters, or None."""
-        before = self.described
         # Patterns would have to select layers again, by their other names.
         if options != self.options or options.selection != LayerSelection():
             return None
-        if described.type_names != before.type_names or _nameless(described) != _nameless(before):
-            return None
-        return self._adapted_to(graph, described)
+        return (
+            self._adapted_to(graph, described) if _nameless(described) == _nameless(self.described) else None
+        )
 
     def _adapted_to(self, graph: Graph, described: GraphDescription) -> Optional[GraphPlan]:
         """Copy for a graph that differs only in shapes, arguments, and keys and names of leaves, or None."""
@@ -244,11 +245,6 @@ class GraphPlan:
         return readers
 
     @cached_property
-    def scalars(self) -> FrozenSet[int]:
-        """Positions of the scalar variables."""
-        return frozenset(position for position, size in enumerate(self._size_classes) if size == 1)
-
-    @cached_property
     def limiting_gradients(self) -> Set[int]:
         """Gradients that must fit the storage format: all except the loss's and those read in float."""
         kept = (p for p in self.gradients if p in self.scalars or p not in self.in_float)
@@ -274,11 +270,6 @@ class GraphPlan:
                     if len(self.readers[p]) == read.count(p) == 1 and math.prod(shapes[p]) == size
                 }
         return [p for p in self.gradients if p in self.limiting_gradients and p not in smaller]
-
-    @property
-    def recomputes(self) -> bool:
-        """True if activations are recomputed in backward, with the weights of that moment."""
-        return any(self.described.recomputed)
 
     @property
     def on_host(self) -> str:
@@ -342,7 +333,7 @@ class GraphPlan:
                 section.add(index)
         if after_layers:
             return section
-        return {i for i in section if self._size_classes[self._outputs[i][0]] == 1}
+        return {i for i in section if self._outputs[i][0] in self.scalars}
 
     def _node(self, index: int, layer_inputs: Sequence[LayerInput], section: Set[int]) -> NodeStructure:
         """Structure of a function, with those of its possible `layer_inputs` that are selected."""
@@ -353,7 +344,7 @@ class GraphPlan:
             if need and position not in needed:
                 needed[position] = producer
         linear = row.linear and type_name not in self.options.non_homogeneous
-        scalar_output = len(outputs) == 1 and self._size_classes[outputs[0]] == 1
+        scalar_output = len(outputs) == 1 and outputs[0] in self.scalars
         in_section, selects = index in section, self.options.selection.selects
         layers = tuple([s for s in layer_inputs if selects(label, s.layer)]) if layer_inputs else ()
         return NodeStructure(

@@ -53,7 +53,7 @@ class HookedPass:
         # True if the work after a function must be done at once, and not before the next one runs: others
         # read its gradients, or nnabla recomputes activations, which it does before it calls a hook, from the
         # weights.
-        self._finishes_each = unscale_each or watch is not None or prepared.plan.recomputes
+        self._finishes_each = unscale_each or watch is not None or any(prepared.plan.described.recomputed)
         # The present or last function, if work after it remains.
         self._unfinished: List[Tuple[NodeStructure, Tuple[Rescale, ...]]] = []
         self._weights = ScaledWeights(prepared)
