@@ -18,6 +18,8 @@ from .watching import largest
 
 # Factor by which a function makes a gradient smaller by far.
 _SHRINKS = 1e3
+# Functions that make a gradient small because of the numbers that they read.
+_SATURATING = ("Exp", "Sigmoid", "SoftPlus", "Tanh")
 
 
 class Branches(Batches):
@@ -115,7 +117,11 @@ class Branches(Batches):
                 most, remedy = arriving / left, remedies.CLIP_LESS * f.info.type_name.startswith("ClipGrad")
                 if remedies.is_a(f, "MulScalar", "Mul2", "Div2") and f.outputs[0].size > 1:
                     remedy = remedies.LARGER_FACTOR
-                found = f"; {network.listed([f])} leaves {left:.1e} of {arriving:.1e}", remedy
+                growth = Operands(network, self._sights[0]).grown(f)
+                if remedies.is_a(f, *_SATURATING):
+                    remedy = growth.remedy or remedies.SATURATED
+                clause = growth.clause * remedies.is_a(f, *_SATURATING)
+                found = f"; {network.listed([f])} leaves {left:.1e} of {arriving:.1e}{clause}", remedy
         if not found[0]:
             operands = Operands(network, self._sights[0])
             growth = operands.growth(operands.gradient_steps(layer), "gradients", shrinks=True)

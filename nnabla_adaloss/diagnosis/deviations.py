@@ -29,6 +29,8 @@ _LOST = 0.1
 _RECURRENCE = 8
 # Functions through which a factor is one of the loss, or of a part of it.
 _ADDING = {"Add2", "AddN", "AddScalar", "Mean", "MulScalar", "Sub2", "Sum"}
+# Size of a mask beside scores.
+_MASKS = 64.0
 # Constants below this one are against 0.
 _SMALL = 2.0**-10
 
@@ -234,6 +236,12 @@ class Deviations(Operands):
         # Masked scores cause no errors.
         masked = f.info.type_name in SOFTMAX
         what += self.reads(f) if own and not masked else ""
+        added: Any = f.inputs[0].parent if own and masked else None
+        if remedies.is_a(added, "Add2", "Sub2"):
+            small, large = sorted(map(self.amax, added.inputs))
+            if _MASKS * small < large:
+                what += f", as {network.name(added)} adds {large:.3g} to scores up to {small:.3g}"
+                return Cause("precision", name, what, remedies.CHECK_MASK)
         remedy = remedies.of_errors(f, feeder) if own else remedies.MORE_BITS
         if own and remedy == remedies.MORE_BITS:
             growth = self.grown((masked and f.inputs[0].parent) or f, trained=masked)

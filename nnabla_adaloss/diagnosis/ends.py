@@ -30,7 +30,7 @@ _BOUNDS = {"Maximum2", "MaximumScalar", "Minimum2", "MinimumScalar"}
 _BOUNDS |= {"FixedPointQuantize", "HardSigmoid", "HardTanh", "ReLU6"}
 # Functions that may round all numbers to 0.
 _ROUNDS = {"Floor", "FixedPointQuantize", "MinMaxQuantize", "Pow2Quantize", "Round"}
-_SATURATES = {*_BOUNDS, "Exp", "Sigmoid", "Softmax", "Tanh"}
+_SATURATES = {*_BOUNDS, "Exp", "Sigmoid", "Softmax", "SoftPlus", "Tanh"}
 # Functions that hand the gradient on to some of their numbers.
 _CHOOSING = {"Max", "MaxPooling", "Maximum2", "Min", "Minimum2", "TopKData"}
 # Functions that end no gradient by themselves.
@@ -246,7 +246,7 @@ class Ends(Batches):
 
     def _cancelling(self, f: Any) -> Any:
         """First function that joins the output of `f` with another use of its input; None for none."""
-        uses = {hash(f.inputs[0])}
+        uses = {hash(v) for v in f.inputs if v.need_grad}
         for g in self._network.behind(uses):
             if len(uses.intersection(map(hash, g.inputs))) > 1:
                 return g
@@ -357,7 +357,8 @@ class Ends(Batches):
         # A function that hands on all that it gets.
         cancelling = self._cancelling(f) if kind in _HANDS_ON else None
         if cancelling is not None:
-            what = f"it computes the same whatever {called(f.inputs[0])} is: the gradients to it cancel"
+            v = next(v for v in f.inputs if v.need_grad)
+            what = f"it computes the same whatever {called(v)} is: the gradients to it cancel"
             node = network.nodes[hash(cancelling)]
             compares = node.loss_section and node.type_name in DIFFERENCES
             remedy = remedies.UNLINK_TARGET if compares else remedies.NOT_CONSTANT

@@ -337,7 +337,8 @@ class _Examination:
         yield from beyond
         ended = self._ends.functions()
         ends = list(distinct((*ended.values(), *self._ends.saturated(), *self._branches.clipped())).values())
-        ends = ends or ([] if learning else self._ends.zero_loss())
+        if not learning and all(cause.kind == "no_gradient" for cause in ends):
+            ends = self._ends.zero_loss() or ends
         told = {name for cause in ends for name in cause.spoils}
         # A bias before a normalization may be noise; a computed weight is a layer of its own beside it.
         own = (one.name for one in self._layers if one.name in {*noisy} - told and not noise.is_bias(one))

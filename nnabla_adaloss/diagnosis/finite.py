@@ -66,7 +66,7 @@ class Finiteness(Operands):
                 continue
             v, table = f.inputs[INDICES[kind]], f.inputs[INDICES[kind] - 1]
             last = (args["shape"] if kind == "OneHot" else table.shape)[args.get("axis", 0)] - 1
-            what, largest = f"it takes {network.called(v)} for indices", self.amax(v)
+            what, largest = f"it takes {network.called(v)} for indices", sight.largest_index.get(hash(f), 0.0)
             if sight.undefined.get(hash(f)):
                 what += f", of which {sight.undefined[hash(f)]} are no whole numbers"
                 return [Cause("fractional_index", name, what, remedies.WHOLE_NUMBERS, False)]

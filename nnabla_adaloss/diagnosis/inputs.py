@@ -14,7 +14,7 @@ from ..graph.functions import is_matrix_product
 from . import remedies
 from .causes import Note
 from .target import DIFFERENCES, Network, Subject
-from .watching import Sight
+from .watching import Sight, largest
 
 # Function that returns the numbers of a reshaped input, whose first axis is that of batches; None for others.
 Fed = Callable[[nn.Variable], Optional[NDArray[Any]]]
@@ -38,6 +38,8 @@ _HELD, _SMALL, _LARGE = 1e-7, 0.02, 20.0
 _GATED = {"GRU", "LSTM", "RNN"}
 _SOFTMAX = {"LogSoftmax", "Softmax", "SoftmaxCrossEntropy"}
 _OF_LABELS, _FEW = {"CategoricalCrossEntropy", "SoftmaxCrossEntropy"}, 16
+# Ends of the names of functions whose outputs a training makes smaller.
+_ERRORS = ("AbsoluteError", "CrossEntropy", "HuberLoss", "SquaredError")
 _PROBABILITIES = {"BinaryCrossEntropy", "SigmoidCrossEntropy"}
 
 
@@ -58,6 +60,18 @@ def notes(examined: Subject, network: Network, sights: Sequence[Sight]) -> Itera
     if alike and alike[-1] == products[-1] and len(sights) > 1:
         end = f" on: in each batch, the rows that it reads differ by less than {_ALIKE:.1%}."
         yield Note("No layer can tell samples apart, from ", [network.name(alike[0])], end)
+    factored = (f for f in network.graph.functions if f.info.type_name == "Mul2")
+    for f in (f for f in factored if f.outputs[0].size > 1 and not f.outputs[0].need_grad):
+        *factors, product = (largest(s.data.get(hash(v)) for s in sights) for v in (*f.inputs, *f.outputs))
+        if all(factors) and not product:
+            yield Note("", [network.name(f)], f" makes 0 of other numbers: {remedies.CHECK_MASK}.")
+    for f in (f for f in network.graph.functions if f.info.type_name.endswith(_ERRORS)):
+        seen = [s.gradients.get(hash(f.outputs[0])) for s in sights]
+        if all(g and -g.sum > 0.999 * g.count * g.abs_max > 0.0 for g in seen):
+            end = (
+                " gets larger by training, as its gradient is below 0. Unless that is meant, check the signs."
+            )
+            yield Note("", [network.name(f)], end)
     for v in filter(network.is_input, network.inputs.values()):
         x, stored = fed(v), network.format(v)
         if x is not None and x.ndim > 2:
@@ -83,6 +97,12 @@ def _of(f: Any, network: Network, fed: Fed) -> Iterator[str]:
     before = f.inputs[0].parent.info.type_name if f.inputs[0].parent is not None else ""
     if kind == f"{before}CrossEntropy" or (before, kind) == ("LogSoftmax", "SoftmaxCrossEntropy"):
         yield f"applies a {before.lower()} to the output of one: give it the scores"
+    if kind == "BatchNormalization" and not args["batch_stat"]:
+        mean, variance = f.inputs[3].d, f.inputs[4].d
+        if not mean.any() and (variance == 1.0).all():
+            yield f"normalises by a mean of 0 and a variance of 1, as at the start: {remedies.STATISTICS}"
+    if (before, kind) == ("Sigmoid", "SoftmaxCrossEntropy"):
+        yield "reads the output of a sigmoid, which is from 0 to 1: give it the scores"
     if kind == "Dropout" and args["p"] >= _DROPS:
         yield f"drops {args['p']:.0%} of all numbers: {remedies.DROPOUT}"
     # Of a square, such as of pairs of images and texts, both axes are of samples.
@@ -101,6 +121,9 @@ def _of(f: Any, network: Network, fed: Fed) -> Iterator[str]:
         yield f"reads targets from {least:g} to {most:g}, where they must be from 0 to 1"
     # Of a contrast, the first of several concatenated scores is that of the right pair.
     is_contrast = remedies.is_a(remedies.origin(f.inputs[0]), "Concatenate")
+    is_multi_label = kind in _PROBABILITIES and targets.ndim == 3 and targets.shape[-1] > 1 and most == 0.0
+    if is_multi_label:
+        yield f"reads targets that are all 0: {remedies.LABELS}"
     if kind in _OF_LABELS and targets.size > _FEW and least == most >= 0.0 and not is_contrast:
         yield f"reads the label {least:g} of all samples: {remedies.LABELS}"
     if kind in DIFFERENCES:

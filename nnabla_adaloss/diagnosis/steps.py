@@ -41,6 +41,8 @@ _RELATIVE = {"Lamb", "Lars"}
 _EPSILON_IN_ROOT = {"AdaBelief", "Adadelta", "RMSpropGraves"}
 # Number of steps: a momentum has grown then.
 _TAKEN = 8
+# Settings of solvers that are decays of averages.
+_BELOW_ONE = ("beta1", "beta2", "decay", "momentum")
 # Share of all parameters that is left by steps of which a weight decay takes far too much.
 _SHRUNK = 0.5
 # Gradients whose squares, weighed by 1 - beta2 = 1e-3, fp32 does not hold with full precision.
@@ -122,6 +124,11 @@ class Steps:
 
         with restored(restore):
             solver.update()
+            size = _norm(before.values())
+            left = _norm(v.d for v in parameters.values()) / size if size else 1.0
+            if solver.name in _BY_LEARNING_RATE:
+                left = min(left, abs(1.0 - solver.learning_rate() * examined.weight_decay))
+            self._left_by_steps = min(self._left_by_steps, left**_TAKEN)
             self._compare_losses(index, before)
             for _ in range(_TAKEN - 1):
                 solver.update()
@@ -183,15 +190,20 @@ class Steps:
             what = "its learning rate is 0 after the feeder, so that nothing moves"
             yield Cause("learning_rate", self._solver.name, what, remedies.RATE)
         trained = {name: amax for name, amax in self._left.items() if amax and name not in noisy}
+        settings = {} if self._solver is None else self._solver.info
+        beyond = [key for key in _BELOW_ONE if settings.get(key, 0.0) >= 1.0]
         before, after = self._diverging
-        if self._broken or after != before:
+        if beyond:
+            what = f"its {beyond[0]} is {settings[beyond[0]]:g}, which must be below 1"
+            yield Cause("solver", self._solver.name, what, remedies.SETTINGS)
+        elif self._broken or after != before:
             what = f"its first step changes the loss from {before:.3g} to {after:.3g}"
             if self._broken:
                 what = f"its first steps make NaNs or infinities of {listed(sorted(self._broken))}"
             what += f", at a learning rate of {self._solver.learning_rate():g}"
             least = min(filter(None, self._left.values()), default=1.0)
             by_rate = self._solver.name in _BY_LEARNING_RATE
-            remedy = remedies.SETTINGS if self._broken and not by_rate else remedies.SMALLER_STEPS
+            remedy = remedies.SMALLER_STEPS
             if least < _SQUARE_VANISHES and not by_rate:
                 what += f": the squares of gradients of {least:.1e} are next to 0 in fp32"
                 remedy = remedies.LARGER_GRADIENTS

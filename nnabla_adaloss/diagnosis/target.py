@@ -84,6 +84,8 @@ class Subject:
         self.kernels = select_kernels(self.loss.parent.context)
         self._count = 1 if feeder is None else batches
         self._batches: List[Dict[int, NDArray[Any]]] = []
+        # Names of parameters that the feeder writes, such as those of a moving average.
+        self.written: Set[str] = set()
         # Number of an embedding that is fed an index beyond its table, and this in words: nothing can be run.
         self.beyond: Optional[Tuple[int, str]] = None
 
@@ -134,7 +136,6 @@ class Subject:
     def _record(self) -> None:
         own: Dict[int, nn.Variable] = {}
         rates: List[float] = []
-        written: Set[str] = set()
         for index in range(self._count):
             if self._feeder is not None:
                 before = {name: v.d.copy() for name, v in self.parameters.items()}
@@ -147,7 +148,8 @@ class Subject:
                 if hasattr(self._counters, "fed"):
                     self._counters.fed += 1
                 rates.append(self._learning_rate())
-                written |= {n for n, v in self.parameters.items() if not np.array_equal(v.d, before[n], True)}
+                changed = (n for n, v in self.parameters.items() if not np.array_equal(v.d, before[n], True))
+                self.written.update(changed)
             loss = self._current_loss()
             graph = Graph(loss)
             names = graph.completed_names(names_of(self.parameters))
@@ -186,11 +188,12 @@ class Subject:
             notes.append(f"{why}: this is about what the inputs hold now.")
         first, last = (rates or [0.0])[0], self._learning_rate()
         self.warms_up = last > first and bool(rates)
-        if 0.0 < 2.0 * last <= first:
+        if 0.0 < 1.25 * last <= first:
             fallen = f"from {first:g} to {last:g} in {len(rates)} batches"
             notes.append(f"The feeder lowers the learning rate {fallen}: {remedies.SCHEDULE}.")
-        if written:
-            notes.append(f"The feeder writes to {listed(sorted(written))}, which the solver trains.")
+        if self.written:
+            end = "which the solver trains: leave out those of a moving average."
+            notes.append(f"The feeder writes to {listed(sorted(self.written))}, {end}")
         if never and self.unfed is None:
             labelled = zip(self.plan.labels, self.graph.functions)
             readers = {hash(v): label for label, f in labelled for v in f.inputs}

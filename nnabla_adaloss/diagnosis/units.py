@@ -15,7 +15,7 @@ from .passes import Gradients
 from .target import Network
 
 # Share of a layer's units without a gradient from which they are reported without a reason.
-_MANY = 0.25
+_MANY = 0.6
 
 
 class Units:

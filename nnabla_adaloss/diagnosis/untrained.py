@@ -98,7 +98,8 @@ def _missed(examined: Subject, network: Network) -> Dict[str, int]:
     # A bias before nn.grad has no effect.
     ended = network.walk(f for f in network.graph.functions if f.info.type_name == "GradEndFunction")
     got |= {hash(v) for f in ended for v in f.inputs}
-    missed = {name: hash(v) for name, v in sorted(wanted.items()) if hash(v) not in got}
+    unwritten = sorted(wanted.keys() - examined.written)
+    missed = {name: hash(wanted[name]) for name in unwritten if hash(wanted[name]) not in got}
     # For a loss alone the parameters to train are unknown: a discriminator's loss reaches no generator, and a
     # frozen part has no gradient on purpose. Then those between trained layers and behind a variable with
     # need_grad=False count, or all if data reaches trained layers only through parts that are cut off.

@@ -55,6 +55,8 @@ class Sight:
         self.infinities: Dict[int, int] = {}
         # Number of inputs that a function is not defined for: negative ones, or fractions as indices.
         self.undefined: Dict[int, int] = {}
+        # Largest index that a function reads.
+        self.largest_index: Dict[int, float] = {}
         # Number of probabilities that a function reads, by key, that are below 0 or above 1.
         self.improbable: Dict[int, int] = {}
         # As stored: number of indices that storage changes, by function.
@@ -109,6 +111,9 @@ class Sight:
         if type_name in INDICES:
             index = f.inputs[INDICES[type_name]]
             self.undefined[hash(f)] = int(np.count_nonzero(index.data.data % 1.0))
+            # Losses leave out labels below 0.
+            numbers = index.data.data if type_name.endswith("Entropy") else np.abs(index.data.data)
+            self.largest_index[hash(f)] = float(np.max(numbers, initial=0.0))
             exact = None if self.in_fp32 is None else self.in_fp32._kept.get(hash(index))
             if exact is not None:
                 changed = index.data.data.astype(int) != exact.astype(int)
@@ -223,6 +228,8 @@ _FLATNESS: Dict[str, Callable[[Any], NDArray[Any]]] = {
     "Tanh": lambda f: 1.0 - f.outputs[0].data.data ** 2 <= _FLAT,
     "Sigmoid": lambda f: 4.0 * f.outputs[0].data.data * (1.0 - f.outputs[0].data.data) <= _FLAT,
     "Softmax": _flat_rows,
+    # Far below the start of a small number, such as a step of time of 1e-3.
+    "SoftPlus": lambda f: f.inputs[0].data.data < -16.0,
     "Erf": lambda f: f.inputs[0].data.data ** 2 >= _FLAT_ERF,
     **dict.fromkeys(
         ("BinarySigmoid", "BinaryTanh", "HardTanh"), lambda f: np.abs(f.inputs[0].data.data) > 1.0

@@ -224,7 +224,9 @@ def fixed_statistics() -> Built:
 
     def layers(x: nn.Variable) -> nn.Variable:
         h = PF.convolution(x, 8, (3, 3), name="c", rng=np.random.RandomState(0))
-        return F.relu(PF.batch_normalization(h, batch_stat=False, name="bn"))
+        y = F.relu(PF.batch_normalization(h, batch_stat=False, name="bn"))
+        nn.get_parameters(grad_only=False)["bn/bn/var"].d = 0.5
+        return y
 
     return network(layers, shape=IMAGES)
 

@@ -401,8 +401,8 @@ def some(last: int, above: bool = True) -> nn.Variable:
         ("b", -0.1, F.relu, ""),
         ("W", 0.0, lambda x: F.relu(x - 0.2), "whose weights are all 0"),
         ("W", 0.0, F.tanh, ""),
-        ("W", 1.0, lambda x: F.relu(x) * some(7), "to which no gradient gets"),
-        ("W", 1.0, lambda x: F.relu(x) * some(2), ""),
+        ("W", 1.0, lambda x: F.relu(x) * some(9), "to which no gradient gets"),
+        ("W", 1.0, lambda x: F.relu(x) * some(7), ""),
     ],
 )
 def test_units_without_a_gradient_are_a_note(changed: str, value: float, activation: Any, told: str) -> None:
@@ -410,15 +410,16 @@ def test_units_without_a_gradient_are_a_note(changed: str, value: float, activat
     parameter = nn.get_parameters()[f"fc1/affine/{changed}"].d
     parameter[..., :8] = value if changed == "b" else value * parameter[..., :8]
     notes = [str(note).partition(". ")[0] for note in diagnose(loss, feeder=feed).numbers.notes]
-    assert notes == [f"fc1/affine learns nothing in 8 of 16 units, {told}"][: bool(told)]
+    count = 10 if "gets" in told else 8
+    assert notes == [f"fc1/affine learns nothing in {count} of 16 units, {told}"][: bool(told)]
 
 
 @pytest.mark.parametrize("trains", [False, True])
 def test_a_feeder_that_writes_what_the_solver_trains_is_a_note(trains: bool) -> None:
     loss, feed = network(spoil=lambda x, t: nn.get_parameters()["fc1/affine/b"].d.__setitem__(0, 1.0))
     parameters = {n: v for n, v in nn.get_parameters().items() if trains or n != "fc1/affine/b"}
-    notes = diagnose(updater_of(loss, feed, S.Sgd(0.1), parameters)).numbers.notes
-    assert ("The feeder writes to fc1/affine/b, which the solver trains." in map(str, notes)) == trains
+    told = diagnose(updater_of(loss, feed, S.Sgd(0.1), parameters)).as_dict()["notes"]
+    assert ("The feeder writes to fc1/affine/b, which the solver trains: leave" in " ".join(told)) == trains
 
 
 def test_a_gate_that_a_relu_holds_at_zero_is_neither_data_nor_waited_for() -> None:
@@ -816,7 +817,7 @@ def test_a_batch_without_a_gradient_does_not_hide_steps_that_move_nothing() -> N
     weight, fed = nn.Variable((32, 1)), itertools.count()
     loss = F.mean(weight * F.softmax_cross_entropy(affine(hidden(x), 5, "head"), t))
     feed = feeder(x, t, lambda: setattr(weight, "d", float(next(fed) % 2)))
-    (cause,) = diagnose(updater_of(loss, feed, S.Adam(1e-3, beta2=1.0))).verdict.causes
+    (cause,) = diagnose(updater_of(loss, feed, S.Adam(1e-12))).verdict.causes
     assert cause.kind == "small_steps"
 
 

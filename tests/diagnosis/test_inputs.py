@@ -149,6 +149,38 @@ NOTED: Dict[str, Tuple[Callable[..., nn.Variable], Tuple[Draw, Draw], Any, str]]
         (normal, labels),
         "activations are where the derivative is next to 0, from cell/lstm/affine/Sigmoid on",
     ),
+    "a_loss_that_is_maximised": (
+        lambda x, t: -1.0 * classification(x, t),
+        (normal, labels),
+        classification,
+        "head/affine/SoftmaxCrossEntropy gets larger by training, as its gradient is below 0",
+    ),
+    "statistics_that_nothing_has_measured": (
+        lambda x, t: classification(PF.batch_normalization(x, batch_stat=False, name="bn"), t),
+        (normal, labels),
+        lambda x, t: classification(PF.batch_normalization(x, name="bn"), t),
+        "bn/bn normalises by a mean of 0 and a variance of 1, as at the start",
+    ),
+    "targets_of_zeros": (
+        lambda x, t: F.mean(F.sigmoid_cross_entropy(affine(hidden(x), 5, "head"), t)),
+        (normal, lambda rng: np.zeros((ROWS, 5))),
+        (normal, lambda rng: rng.integers(0, 2, (ROWS, 5))),
+        "head/affine/SigmoidCrossEntropy reads targets that are all 0: check the labels",
+    ),
+    "sigmoids_for_scores": (
+        lambda x, t: cross_entropy(F.sigmoid(affine(hidden(x), 5, "head")), t),
+        (normal, labels),
+        classification,
+        "head/affine/SoftmaxCrossEntropy reads the output of a sigmoid, which is from 0 to 1: give it the",
+    ),
+    "data_that_a_mask_makes_zero": (
+        lambda x, t: cross_entropy(
+            affine(hidden(x) + affine(F.relu(x) * F.relu(-x), 16, "side"), 5, "head"), t
+        ),
+        (normal, labels),
+        classification,
+        "side/affine/Mul2 makes 0 of other numbers: check the mask",
+    ),
     "a_column_below_the_format": (
         weighted,
         (normal, lambda rng: COLUMNS * (1.0 + rng.random((ROWS, 16)))),

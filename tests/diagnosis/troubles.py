@@ -856,7 +856,7 @@ def contrasts_of_timestamps(mended: bool) -> Built:
     )
 
 
-@trouble("solver", "RMSprop", "changes the loss from", remedy=remedies.SMALLER_STEPS)
+@trouble("solver", "RMSprop", "its decay is 1", remedy=remedies.SETTINGS)
 def steps_without_squares(mended: bool) -> Built:
     return trained(network(), S.RMSprop(1e-3, decay=0.9 if mended else 1.0))
 
@@ -866,14 +866,14 @@ def steps_far_beyond_the_weights(mended: bool) -> Built:
     return trained(network(), S.Sgd(0.1 if mended else 1e4))
 
 
-@trouble("solver", "Adam", "fc1/affine/W", remedy=remedies.SETTINGS)
+@trouble("solver", "Adam", "its beta1 is 1", remedy=remedies.SETTINGS)
 def steps_that_divide_by_zero(mended: bool) -> Built:
     return trained(network(), S.Adam(1e-3, beta1=0.9 if mended else 1.0))
 
 
 @trouble("small_steps", "fc1/affine", "the steps that Adam makes of it", remedy=remedies.LARGER_STEPS)
 def steps_that_are_always_zero(mended: bool) -> Built:
-    return trained(network(), S.Adam(1e-3, beta2=0.999 if mended else 1.0))
+    return trained(network(), S.Adam(1e-3 if mended else 1e-12))
 
 
 @trouble(
@@ -2623,7 +2623,7 @@ def squares_beyond_fp32(mended: bool) -> Built:
     return trained((loss * (1.0 if mended else 1e30), feed), S.Adam(1e-3))
 
 
-@trouble("solver", "SgdW", "its first 8 steps leave 0.", remedy=remedies.DECAY)
+@trouble("solver", "SgdW", "its first 8 steps leave ", remedy=remedies.DECAY)
 def decay_of_the_solver(mended: bool) -> Built:
     return trained(network(), S.SgdW(0.5, wd=1e-4 if mended else 0.9))
 
@@ -2672,3 +2672,61 @@ def planes_normalised_and_averaged(mended: bool) -> Built:
         return affine(F.average_pooling(F.relu(h) if mended else h, h.shape[2:]), 5, "head")
 
     return network(layers, cross_entropy, shape=IMAGES)
+
+
+@trouble("zero_loss", "critic/affine/Sub2", "compares equal numbers", remedy=remedies.DIFFERENT)
+def a_critic_of_equal_batches(mended: bool) -> Built:
+    (x, t), fake = inputs(), nn.Variable((32, 16))
+    feed = feeder(x, t, lambda: setattr(fake, "d", x.d + 1.0 if mended else x.d))
+
+    def judged(v: nn.Variable) -> nn.Variable:
+        return F.mean(affine(F.leaky_relu(affine(v, 16, "fc1")), 1, "critic"))
+
+    return judged(fake) - judged(x), feed
+
+
+@trouble(
+    "cancels", "head/affine/Sub2", "whatever the output of head/affine is", remedy=remedies.UNLINK_TARGET
+)
+def a_target_of_the_same_state(mended: bool) -> Built:
+    def loss(y: nn.Variable, t: nn.Variable) -> nn.Variable:
+        target = t + (y.get_unlinked_variable(need_grad=False) if mended else y)
+        return F.mean((target - y) ** 2)
+
+    return network(lambda x: affine(hidden(x), 1, "head"), loss)
+
+
+@trouble(
+    "precision", "q/affine/Softmax", "adds 1e+04 to scores up to", fatal=False, remedy=remedies.CHECK_MASK
+)
+def a_mask_of_all_places(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        read = F.reshape(x, (32, 4, 4))
+        q, k, v = (
+            PF.affine(read, 4, base_axis=2, name=name, w_init=I.NormalInitializer(0.7)) for name in "qkv"
+        )
+        mask = F.constant(0.0 if mended else -1e4, (32, 4, 4))
+        return F.reshape(
+            F.batch_matmul(F.softmax(F.batch_matmul(q, k, transpose_b=True) + mask), v), (32, 16)
+        )
+
+    return network(layers)
+
+
+@trouble("epsilon", "fc1/affine", "the bias head/affine/b reaches -50", remedy=remedies.SMALLER_BIAS)
+def a_softplus_far_below_zero(mended: bool) -> Built:
+    def loss(y: nn.Variable, t: nn.Variable) -> nn.Variable:
+        return F.mean(F.squared_error(F.softplus(y), t))
+
+    return trained(
+        network(lambda x: affine(hidden(x), 1, "head", bias=0.0 if mended else -50.0), loss), S.Adam()
+    )
+
+
+@trouble("solver", "Sgd", "its first 8 steps leave", remedy=remedies.DECAY)
+def decay_in_on_gradients(mended: bool) -> Built:
+    loss, feed = network()
+    solver = S.Sgd(0.5)
+    solver.set_parameters(nn.get_parameters())
+    decay = 1e-4 if mended else 1.0
+    return updater_of(loss, feed, solver, on_gradients=lambda solver: solver.weight_decay(decay)), None
