@@ -122,13 +122,13 @@ template <typename T>
 constexpr int PACK = 16 / sizeof(T);
 
 template <int N>
-struct Values {
+struct alignas(N % 4 == 0 ? 16 : 4) Values {
     float of[N];
 };
 
 // Halves as they are in memory: two to a word, and a zero beside a single one.
 template <int N>
-struct Halves {
+struct alignas(N == 1 ? 4 : 2 * N) Halves {
     u32 pair[(N + 1) / 2];
 };
 
@@ -147,13 +147,11 @@ __device__ inline void load(const __half* source, Halves<1>& halves) {
 
 // For targets of floats: each thread stores 16 bytes, adjacent to those of the previous thread.
 __device__ inline void load(const __half* source, Halves<4>& halves) {
-    const uint2 four = *reinterpret_cast<const uint2*>(source);
-    halves = Halves<4>{{four.x, four.y}};
+    *reinterpret_cast<uint2*>(halves.pair) = *reinterpret_cast<const uint2*>(source);
 }
 
 __device__ inline void load(const __half* source, Halves<8>& halves) {
-    const uint4 eight = *reinterpret_cast<const uint4*>(source);
-    halves = Halves<8>{{eight.x, eight.y, eight.z, eight.w}};
+    *reinterpret_cast<uint4*>(halves.pair) = *reinterpret_cast<const uint4*>(source);
 }
 
 template <int N>
@@ -170,11 +168,7 @@ __device__ inline void load(const float* source, Values<1>& values) { values.of[
 template <int N>
 __device__ inline void load(const float* source, Values<N>& values) {
     for (int i = 0; i < N; i += 4) {
-        const float4 four = *reinterpret_cast<const float4*>(source + i);
-        values.of[i] = four.x;
-        values.of[i + 1] = four.y;
-        values.of[i + 2] = four.z;
-        values.of[i + 3] = four.w;
+        *reinterpret_cast<float4*>(values.of + i) = *reinterpret_cast<const float4*>(source + i);
     }
 }
 
@@ -200,19 +194,18 @@ __device__ inline void store(__half* target, const Values<1>& values) { *target 
 template <int N>
 __device__ inline void store(float* target, const Values<N>& values) {
     for (int i = 0; i < N; i += 4) {
-        *reinterpret_cast<float4*>(target + i) =
-            make_float4(values.of[i], values.of[i + 1], values.of[i + 2], values.of[i + 3]);
+        *reinterpret_cast<float4*>(target + i) = *reinterpret_cast<const float4*>(values.of + i);
     }
 }
 
 __device__ inline void store(__half* target, const Values<8>& values) {
-    u32 pairs[4];
+    Halves<8> halves;
     for (int i = 0; i < 4; ++i) {
         const u32 low = __half_as_ushort(__float2half_rn(values.of[2 * i]));
         const u32 high = __half_as_ushort(__float2half_rn(values.of[2 * i + 1]));
-        pairs[i] = low | high << 16;
+        halves.pair[i] = low | high << 16;
     }
-    *reinterpret_cast<uint4*>(target) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+    *reinterpret_cast<uint4*>(target) = *reinterpret_cast<const uint4*>(halves.pair);
 }
 
 // ---- distribution of work among threads

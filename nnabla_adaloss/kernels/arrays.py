@@ -69,8 +69,9 @@ def as_float32(array: nn.NdArray, copy: nn.NdArray) -> nn.NdArray:
 
 
 def float32_copy(array: nn.NdArray, copy: nn.NdArray) -> nn.NdArray:
-    """Fill `copy` with the values of `array` in float32 and return it."""
-    host_view(copy, FLOAT32, write_only=True)[:] = host_view(array)
+    """Fill `copy` with the values of `array` in float32 and return it; larger ones become infinite."""
+    with np.errstate(over="ignore"):
+        host_view(copy, FLOAT32, write_only=True)[:] = host_view(array)
     return copy
 
 

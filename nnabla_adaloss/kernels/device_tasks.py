@@ -98,15 +98,13 @@ class DeviceTable:
         """Wait for the kernels launched so far, and copy the first rows and places to the host."""
         # An unwritten row is that of an empty array, an unwritten place 0.
         table = self._launcher.fetch(self._memory, self._before_rows + rows * self._row.itemsize)
-        largest = table[: 4 * gradients].view(np.float32)
+        largest = table[: 4 * gradients].view(np.float32).tolist()
+        if not rows:
+            return [], largest
         records = table[self._before_rows :].view(self._row)
-        return _statistics_of(records) if rows else [], largest.tolist()
-
-
-def _statistics_of(rows: NDArray[Any]) -> List[RoundingStatistics]:
-    magnitudes = np.stack([rows["largest"], np.negative(rows["negated_smallest"])]).view(np.float32)
-    sums = [rows[name] for name in ("count", "sum", "sum_of_squares")]
-    columns = [*sums, *magnitudes, rows["zeros"], rows["nonfinite"]]
-    statistics = [ArrayStatistics(*row) for row in zip(*(column.tolist() for column in columns))]
-    results = zip(statistics, rows["underflowed"].tolist(), rows["overflowed"].tolist())
-    return [RoundingStatistics(*row) for row in results]
+        magnitudes = np.stack([records["largest"], np.negative(records["negated_smallest"])]).view(np.float32)
+        sums = [records[name] for name in ("count", "sum", "sum_of_squares")]
+        columns = [*sums, *magnitudes, records["zeros"], records["nonfinite"]]
+        statistics = [ArrayStatistics(*row) for row in zip(*(column.tolist() for column in columns))]
+        results = zip(statistics, records["underflowed"].tolist(), records["overflowed"].tolist())
+        return [RoundingStatistics(*row) for row in results], largest

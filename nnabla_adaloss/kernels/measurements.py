@@ -53,7 +53,7 @@ class HostMeasurements:
         """Start unscaling gradients."""
         # Gradients in place become float32, exactly, even if nnabla has stored float16; checking would take a
         # sixth of the time of many small gradients.
-        self._results[1].extend(self._kernels.unscale_list(gradients))
+        self._results.largest.extend(self._kernels.unscale_list(gradients))
 
     def fetch(self) -> Results:
         """Wait for all started measurements, return their results and reset."""

@@ -13,15 +13,11 @@ from ..monitor.rows import LayerRow
 from . import pieces
 from .pieces import Lines, Timeline, percent
 
-# A smaller share of underflow harms no training and is drawn as zero.
-_HARMLESS = 1e-3
-# Bits from the darkest to the lightest colour of scales; even.
-_LEAST_SPAN = 10
-# Share above which a gradient counts as largely subnormal.
-_LARGELY = 0.5
-# Unused bits of headroom from which advice is worth giving.
-_UNUSED = 2.0
-_MOST_ADVICE = 3
+_HARMLESS = 1e-3  # a smaller share of underflow harms no training and is drawn as zero
+_LEAST_SPAN = 10  # bits from the darkest to the lightest colour of scales; even
+_LARGELY = 0.5  # share of a gradient's elements from which it counts as largely subnormal
+_UNUSED = 2.0  # unused bits of headroom from which advice is worth giving
+_MOST_ADVICE = 3  # more is folded
 _WIDER = "store gradients in a wider format, such as bfloat16"
 _SHARED = f"Other gradients share its scale and need that headroom: {_WIDER}"
 _REMEDIES: Mapping[str, str] = {

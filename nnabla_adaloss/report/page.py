@@ -14,9 +14,8 @@ from . import pieces
 from .layers import COLUMNS, all_advice, layer_tables, scale_maps, stretch, underflow_map, worst_underflow
 from .pieces import Points, Timeline, percent
 
-# Rows of a table.
-_MOST_ROWS = 60
-_MOST_CHANGES = 10
+_MOST_ROWS = 60  # of the table of lost and repeated batches
+_MOST_CHANGES = 10  # rows of the table of S0
 
 
 def page_of(recording: Recording, name: str, title: Optional[str] = None) -> str:
