@@ -80,7 +80,7 @@ class IdleDevice:
     array to array; later all arrays are as large as their scales allow, so that the scales do not change.
     """
 
-    max_blocks = 792
+    max_blocks, card = 792, "no card"
 
     def __init__(self) -> None:
         self.launches = 0

@@ -398,18 +398,26 @@ __device__ inline void add_up_task(const Tally& tally, const Part& part, Row* ro
     }
 }
 
+template <bool COUNT_EXPONENTS>
 struct Measure {
     Tally tally;
+    u32* counts;  // of elements with each exponent
 
     template <int N>
     __device__ inline void use(u64, const Values<N>& values) {
         add_values(tally, values);
+        if (COUNT_EXPONENTS) {
+            for (int k = 0; k < N; ++k) {
+                atomicAdd(counts + (magnitude_of(values.of[k]) >> 23), 1u);
+            }
+        }
     }
 };
 
-__device__ inline Tally measured_floats(const Part& part) {
-    Measure body = {Tally()};
-    for_each_element<PACK<float>>(part, Source<float>(part.task), body);
+template <typename T, bool COUNT_EXPONENTS>
+__device__ inline Tally measured(const Part& part, u32* counts = nullptr) {
+    Measure<COUNT_EXPONENTS> body = {Tally(), counts};
+    for_each_element<PACK<T>>(part, Source<T>(part.task), body);
     return body.tally;
 }
 
@@ -476,28 +484,8 @@ __device__ inline Tally measured_halves(const Part& part) {
 // Statistics of every source, in rows[task.row].
 extern "C" __global__ __launch_bounds__(THREADS, RESIDENT_THREADS / THREADS) void statistics(const Tasks tasks, Row* rows, Row* partial, u32* finished) {
     const Part part = part_of_block(tasks);
-    const Tally tally = part.task.flags & SOURCE_IS_HALF ? measured_halves(part) : measured_floats(part);
+    const Tally tally = part.task.flags & SOURCE_IS_HALF ? measured_halves(part) : measured<float, false>(part);
     add_up_task(tally, part, rows, partial, finished);
-}
-
-struct MeasureAndCount {
-    Tally tally;
-    u32* counts;
-
-    template <int N>
-    __device__ inline void use(u64, const Values<N>& values) {
-        add_values(tally, values);
-        for (int k = 0; k < N; ++k) {
-            atomicAdd(counts + (magnitude_of(values.of[k]) >> 23), 1u);
-        }
-    }
-};
-
-template <typename T>
-__device__ inline Tally measured_and_counted(const Part& part, u32* counts) {
-    MeasureAndCount body = {Tally(), counts};
-    for_each_element<PACK<T>>(part, Source<T>(part.task), body);
-    return body.tally;
 }
 
 // As statistics, and adds the number of elements with each exponent to counts[task.row * EXPONENT_BINS...]. A warp
@@ -510,8 +498,8 @@ extern "C" __global__ __launch_bounds__(THREADS, RESIDENT_THREADS / THREADS) voi
     __syncthreads();
     const Part part = part_of_block(tasks);
     u32* mine = of_warp[threadIdx.x / WARP];
-    const Tally tally = part.task.flags & SOURCE_IS_HALF ? measured_and_counted<__half>(part, mine)
-                                                : measured_and_counted<float>(part, mine);
+    const Tally tally = part.task.flags & SOURCE_IS_HALF ? measured<__half, true>(part, mine)
+                                                : measured<float, true>(part, mine);
     __syncthreads();
     for (u32 bin = threadIdx.x; bin < EXPONENT_BINS; bin += THREADS) {
         u64 count = 0;

@@ -15,7 +15,7 @@ from nnabla import _nd_array
 from numpy.typing import NDArray
 
 from ..host_context import HOST
-from .arrays import FLOAT16, FLOAT32, Halves, dtype_of, is_zeroing
+from .arrays import FLOAT16, FLOAT32, Arrays, Halves, dtype_of, is_zeroing
 from .native import LIBRARY
 
 Addresses = Union[Sequence[int], NDArray[np.int64]]
@@ -30,7 +30,7 @@ _TO_STRING = "_ZNK4nbla7Context9to_stringB5cxx11Ev"
 
 
 def addresses_of(
-    arrays: Sequence[nn.NdArray], halves: Halves, context: nn.Context, *, write_only: bool = False
+    arrays: Arrays, halves: Halves, context: nn.Context, *, write_only: bool = False
 ) -> Addresses:
     """Addresses of arrays in the memory of `context`; all are float32, or become so, except `halves`."""
     dtypes = None if halves is None else [FLOAT16 if half else FLOAT32 for half in halves.tolist()]
@@ -43,7 +43,7 @@ def addresses_of(
     return [x.data_ptr(dtype, context, write_only) for x, dtype in zip(arrays, dtypes)]
 
 
-def _have_that_memory(arrays: Sequence[nn.NdArray], dtypes: Optional[Sequence[np.dtype[Any]]]) -> bool:
+def _have_that_memory(arrays: Arrays, dtypes: Optional[Sequence[np.dtype[Any]]]) -> bool:
     """True if nnabla need not allocate, fill or convert anything, which could raise an exception."""
     # With this extension, the memory of an array may be on a device, which cannot be queried.
     if "nnabla_ext.cuda" in sys.modules or any(map(is_zeroing, arrays)):
@@ -76,7 +76,7 @@ class DirectAddresses:
             raise ImportError(f"nnabla's library has no symbol {error}") from None
         _compare(self)
 
-    def of(self, arrays: Sequence[nn.NdArray], halves: Halves, *, write_only: bool) -> NDArray[np.int64]:
+    def of(self, arrays: Arrays, halves: Halves, *, write_only: bool) -> NDArray[np.int64]:
         """Addresses of arrays on the host that are float32, or float16 where `halves` is true."""
         # The hash of an NdArray is the address of its C++ object; `arrays` keeps these alive.
         addresses = np.fromiter(map(hash, arrays), np.int64, len(arrays))

@@ -21,6 +21,7 @@ _IS_HALF = {FLOAT32: False, FLOAT16: True}
 
 _Key = Tuple[Tuple[int, ...], str, int]
 
+Arrays = Sequence[nn.NdArray]
 Halves = Optional[NDArray[np.bool_]]
 """Mask of the arrays that are float16, the others being float32; None if all are float32."""
 
@@ -36,7 +37,7 @@ def is_readable(array: nn.NdArray) -> bool:
     return stored_dtype(array) in (FLOAT32, FLOAT16)
 
 
-def are_readable(arrays: Sequence[nn.NdArray]) -> bool:
+def are_readable(arrays: Arrays) -> bool:
     """True if all were written and have a dtype that kernels read: four times as fast as one by one."""
     if any(map(is_zeroing, arrays)):
         return False
@@ -47,7 +48,7 @@ def are_readable(arrays: Sequence[nn.NdArray]) -> bool:
         return False
 
 
-def places_of(gradients: Sequence[nn.NdArray], context: nn.Context) -> List[Tuple[int, int]]:
+def places_of(gradients: Arrays, context: nn.Context) -> List[Tuple[int, int]]:
     """Begin and end of gradients in the memory of `context`; unwritten ones become lazy zeros."""
     # nnabla does not add to these either.
     lazy = [x for x in gradients if x.zeroing or not x.modification_count]
@@ -94,7 +95,7 @@ def is_half(x: nn.NdArray, argument: str = "x") -> bool:
         return False
 
 
-def which_are_half(arrays: Sequence[nn.NdArray]) -> Halves:
+def which_are_half(arrays: Arrays) -> Halves:
     """`is_half` of many arrays, bool of shape (n,); None if all are float32."""
     try:
         dtypes = list(map(dtype_of, arrays))
@@ -121,7 +122,7 @@ def require_same_size(source: nn.NdArray, target: nn.NdArray) -> None:
         raise ValueError(f"arrays of different sizes: {source.shape} and {target.shape}")
 
 
-def require_same_sizes(sources: Sequence[nn.NdArray], targets: Sequence[nn.NdArray]) -> List[int]:
+def require_same_sizes(sources: Arrays, targets: Arrays) -> List[int]:
     """Sizes of many pairs of arrays, each checked by `require_same_size`."""
     sizes = list(map(size_of, sources))
     if sizes != list(map(size_of, targets)):

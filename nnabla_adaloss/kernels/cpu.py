@@ -16,7 +16,7 @@ from ..core.formats import Format
 from ..core.statistics import ArrayStatistics
 from ..host_context import HOST, array_type, host_view
 from .addresses import addresses_of
-from .arrays import FLOAT16, FLOAT32, is_half, require_same_sizes, which_are_half
+from .arrays import FLOAT16, FLOAT32, Arrays, is_half, require_same_sizes, which_are_half
 from .cpu_library import allowed_threads, levels, library
 from .interface import EXPONENT_BINS, Kernels, RoundingStatistics, ScaledCopies, UnscalingList
 
@@ -46,7 +46,7 @@ class CpuKernels(Kernels):
     def statistics(self, x: NdArray) -> ArrayStatistics:
         return self._measured(x, counts=0)
 
-    def statistics_all(self, arrays: Sequence[NdArray]) -> List[ArrayStatistics]:
+    def statistics_all(self, arrays: Arrays) -> List[ArrayStatistics]:
         """`statistics` of many arrays."""
         if not arrays:
             return []
@@ -74,11 +74,11 @@ class CpuKernels(Kernels):
         self._library.adaloss_statistics(self._level, self._threads, tasks, count, rows)
         return list(_STATISTICS.iter_unpack(rows))
 
-    def largest(self, arrays: Sequence[NdArray]) -> float:
+    def largest(self, arrays: Arrays) -> float:
         magnitudes = (math.inf if x.nonfinite else x.abs_max for x in self.statistics_all(arrays))
         return max(magnitudes, default=0.0)
 
-    def mark_nonfinite(self, arrays: Sequence[NdArray], mark: NdArray) -> None:
+    def mark_nonfinite(self, arrays: Arrays, mark: NdArray) -> None:
         if not math.isfinite(self.largest(arrays)):
             host_view(mark)[-1] = math.inf
 

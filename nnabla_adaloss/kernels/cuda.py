@@ -15,7 +15,7 @@ from ..core.formats import Format
 from ..core.statistics import ArrayStatistics
 from ..host_context import is_on_host
 from .addresses import Addresses, addresses_of
-from .arrays import require_same_sizes, which_are_half
+from .arrays import Arrays, require_same_sizes, which_are_half
 from .cuda_launcher import CupyLauncher, constant, layout
 from .device_tasks import Column, DeviceTable, DeviceTasks
 from .interface import EXPONENT_BINS, Kernels, RoundingStatistics, ScaledCopies, UnscalingList
@@ -43,7 +43,7 @@ class CudaKernels(Kernels):
                     "cannot access; give a context of nnabla_ext.cuda or nnabla_ext.cudnn"
                 )
             launcher = CupyLauncher(int(context.device_id or 0))
-        self.context, self._launcher = context, launcher
+        self.context, self._launcher, self.card = context, launcher, launcher.card
         self._source_is_half, self._target_is_half, self._accumulate = (
             constant(flag) for flag in ("SOURCE_IS_HALF", "TARGET_IS_HALF", "ACCUMULATE")
         )
@@ -59,17 +59,13 @@ class CudaKernels(Kernels):
         self._own_table, self._measured = self.table(1, gradients=1), self.table(1)
         self._exponents = launcher.allocate(EXPONENT_BINS * 8)
 
-    @property
-    def card(self) -> str:
-        return self._launcher.card
-
     def table(self, rows: int, gradients: int = 0) -> DeviceTable:
         """Make an empty table for the results of `launch_` methods."""
         return DeviceTable(self._launcher, rows, gradients)
 
     # ---- many arrays, without waiting
 
-    def launch_statistics(self, arrays: Sequence[NdArray], table: DeviceTable, first_row: int = 0) -> None:
+    def launch_statistics(self, arrays: Arrays, table: DeviceTable, first_row: int = 0) -> None:
         """Write the statistics of the arrays to the table's rows from `first_row` on."""
         tasks = self._readings(arrays, np.arange(first_row, first_row + len(arrays)))
         self._launch("statistics", tasks, table.rows, *self._workspace, per_block=ELEMENTS_PER_ROW)
@@ -82,11 +78,7 @@ class CudaKernels(Kernels):
             self._launch("exponent_histogram", self._readings([x]), *where, per_block=ELEMENTS_PER_ROW)
 
     def launch_largest(
-        self,
-        arrays: Sequence[NdArray],
-        table: DeviceTable,
-        places: Sequence[int],
-        tasks: Optional[DeviceTasks] = None,
+        self, arrays: Arrays, table: DeviceTable, places: Sequence[int], tasks: Optional[DeviceTasks] = None
     ) -> DeviceTasks:
         """Raise arrays' places in the table to their largest magnitudes; return tasks for the next call."""
         addresses, flags = self._read(arrays)
@@ -156,12 +148,12 @@ class CudaKernels(Kernels):
             (row,), _ = self._own_table.fetch(1, 0)
         return row.statistics, counts
 
-    def largest(self, arrays: Sequence[NdArray]) -> float:
+    def largest(self, arrays: Arrays) -> float:
         if not arrays:
             return 0.0
         return self._results(lambda table: self.launch_largest(arrays, table, [0] * len(arrays)))[1]
 
-    def mark_nonfinite(self, arrays: Sequence[NdArray], mark: NdArray) -> None:
+    def mark_nonfinite(self, arrays: Arrays, mark: NdArray) -> None:
         # The kernel raises a float32 to the largest magnitude: infinity or NaN, if an element is.
         last = self._address(mark) + 4 * (mark.size - 1)
         self._launch("largest_magnitude", self._readings(arrays), np.uint64(last))
@@ -203,13 +195,13 @@ class CudaKernels(Kernels):
     def _address(self, x: NdArray, write_only: bool = False) -> int:
         return addresses_of([x], None, self.context, write_only=write_only)[0]
 
-    def _read(self, arrays: Sequence[NdArray]) -> Tuple[Addresses, Any]:
+    def _read(self, arrays: Arrays) -> Tuple[Addresses, Any]:
         """Addresses of arrays to read, and flags of their dtypes."""
         halves = which_are_half(arrays)
         flags = 0 if halves is None else self._source_is_half * halves
         return addresses_of(arrays, halves, self.context), flags
 
-    def _readings(self, arrays: Sequence[NdArray], rows: Column = 0) -> DeviceTasks:
+    def _readings(self, arrays: Arrays, rows: Column = 0) -> DeviceTasks:
         """Make tasks that read arrays, with their results in these rows."""
         addresses, flags = self._read(arrays)
         return DeviceTasks(addresses, 0, [x.size for x in arrays], rows=rows, flags=flags)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..core.formats import Format
 from ..core.statistics import ArrayStatistics
-from .arrays import FLOAT32, as_float32, float32_copy, is_readable, require_float32, require_same_size
+from .arrays import FLOAT32, Arrays, as_float32, float32_copy, is_readable, require_float32, require_same_size
 
 EXPONENT_BINS = 256
 """Length of an exponent histogram: one bin per value of float32's exponent field."""
@@ -36,11 +36,7 @@ class ScaledCopies:
     """Arrays, their scaled copies, and those that are float16 for any source; reusable in many passes."""
 
     def __init__(
-        self,
-        sources: Sequence[NdArray],
-        targets: Sequence[NdArray],
-        alphas: Sequence[float],
-        half: Sequence[bool] = (),
+        self, sources: Arrays, targets: Arrays, alphas: Sequence[float], half: Sequence[bool] = ()
     ) -> None:
         self.sources, self.targets, self.alphas = sources, targets, alphas
         self.half: Optional[NDArray[np.bool_]] = np.array(half, np.bool_) if any(half) else None
@@ -56,9 +52,9 @@ class UnscalingList:
 
     def __init__(
         self,
-        sources: Sequence[NdArray],
+        sources: Arrays,
         scales: Sequence[float],
-        masters: Optional[Sequence[NdArray]] = None,
+        masters: Optional[Arrays] = None,
         accumulate: Sequence[bool] = (),
     ) -> None:
         # Without masters, sources are made float32.
@@ -105,10 +101,8 @@ class Kernels(ABC):
     context: Context
     """Context in which the kernels access arrays; it leaves arrays on their device."""
 
-    @property
-    def card(self) -> str:
-        """Name of the GPU, for messages."""
-        return "this GPU"
+    card: str = "this GPU"
+    """Name of the GPU, for messages."""
 
     @abstractmethod
     def statistics(self, x: NdArray) -> ArrayStatistics:
@@ -123,11 +117,11 @@ class Kernels(ABC):
         """
 
     @abstractmethod
-    def largest(self, arrays: Sequence[NdArray]) -> float:
+    def largest(self, arrays: Arrays) -> float:
         """Largest magnitude in the arrays, infinity or NaN if one is not finite: a single wait for a GPU."""
 
     @abstractmethod
-    def mark_nonfinite(self, arrays: Sequence[NdArray], mark: NdArray) -> None:
+    def mark_nonfinite(self, arrays: Arrays, mark: NdArray) -> None:
         """Make the last element of `mark`, a float32 zero, infinite or NaN if an element of an array is.
 
         Reading the mark waits for a GPU; this does not.

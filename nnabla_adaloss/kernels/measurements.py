@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import math
-from typing import List, NamedTuple, Optional, Sequence, Union, cast
+from typing import List, NamedTuple, Optional, Union, cast
 
 import nnabla as nn
 import numpy as np
 
 from ..core.statistics import ArrayStatistics
 from ..host_context import host_view
-from .arrays import is_readable
+from .arrays import Arrays, is_readable
 from .cpu import CpuKernels
 from .cuda import CudaKernels
 from .device_tasks import DeviceTasks
@@ -37,13 +37,13 @@ class HostMeasurements:
         self._kernels = kernels
         self._results = Results([], [])
 
-    def measure(self, arrays: Sequence[nn.NdArray]) -> List[int]:
+    def measure(self, arrays: Arrays) -> List[int]:
         """Start computing the statistics of the arrays' present contents; return tickets of the results."""
         statistics = self._results.statistics
         statistics += self._kernels.statistics_all(arrays)
         return list(range(len(statistics) - len(arrays), len(statistics)))
 
-    def watch(self, arrays: Sequence[nn.NdArray], loss: Optional[nn.NdArray] = None) -> None:
+    def watch(self, arrays: Arrays, loss: Optional[nn.NdArray] = None) -> None:
         """Start checking that arrays are finite, and the loss; call once per pass."""
         finite = not arrays or math.isfinite(self._kernels.largest(arrays))
         loss_amax = 0.0 if loss is None else float(np.abs(host_view(loss)).max(initial=0.0))
@@ -72,14 +72,14 @@ class DeviceMeasurements:
         self._watched = False
         self._watching: Optional[DeviceTasks] = None  # of the last `watch`, for the next one
 
-    def measure(self, arrays: Sequence[nn.NdArray]) -> List[int]:
+    def measure(self, arrays: Arrays) -> List[int]:
         self._make_room(self._used + len(arrays))
         self._kernels.launch_statistics(arrays, self._table, self._used)
         self._used += len(arrays)
         end = len(self._results.statistics) + self._used
         return list(range(end - len(arrays), end))
 
-    def watch(self, arrays: Sequence[nn.NdArray], loss: Optional[nn.NdArray] = None) -> None:
+    def watch(self, arrays: Arrays, loss: Optional[nn.NdArray] = None) -> None:
         losses = [] if loss is None or not is_readable(loss) else [loss]
         places = [_WATCHED] * len(arrays) + [_LOSS] * len(losses)
         self._watched = bool(places)
