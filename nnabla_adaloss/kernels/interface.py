@@ -65,17 +65,12 @@ class UnscalingList:
                 require_float32(master, "master")
         self.accumulate = np.array(accumulate, np.bool_) if any(accumulate) else None
         self.sizes = np.array([x.size for x in sources], np.int64)
-        self.factors = np.array(list(map(_factor, scales)), np.float64)
+        for scale in scales:
+            if not 0.0 < scale < math.inf:
+                raise ValueError(f"scale={scale} must be a positive finite number")
+        self.factors = 1.0 / np.array(scales, np.float64)
         # Tasks of the kernels, which set addresses and dtypes of sources in each pass.
         self.tasks: Any = None
-
-
-def _factor(scale: float) -> float:
-    """1 / scale; ValueError unless `scale` is positive and finite."""
-    scale = float(scale)
-    if not 0.0 < scale < math.inf:
-        raise ValueError(f"scale={scale} must be a positive finite number")
-    return 1.0 / scale
 
 
 class Kernels(ABC):
