@@ -28,8 +28,7 @@ whose gradient is not linear. In backward order, with S the scale that the gradi
                 the gradient of a leaf would underflow
     spare     : 2^12 for float16: gradients that far below their limit keep their bits, too; 2^20 where
                 the copy would lose nearly all bits otherwise
-    inactive  : with a loss weight of 0, c limits nothing, and takes the scale of its successor, so that its
-                layers have alpha 1
+    inactive  : with a loss weight of 0, c limits nothing, and has its successor's scale: alpha is 1
 
 All functions here are pure.
 """
@@ -262,8 +261,7 @@ def _in_order(components: Components, loss_weights: Sequence[float]) -> Iterable
 
 def _equalized(components: Components, limits: ScaleLimits) -> Sequence[Optional[float]]:
     """Equalize close limits, as each change of scale costs a copied weight: those of the first arrays after
-    each loss, then those of neighbours in backward order, by which components are numbered. Scalars keep
-    their own, as multiplying one is free.
+    each loss, then those of neighbours in backward order. Scalars, cheap to multiply, keep their own.
     """
     if not limits.equalize:
         return limits.limits
@@ -323,8 +321,7 @@ def _keep_bits_of_weights(
     """Lower the scales before layers until each alpha is so large that the copy alpha * W keeps its bits, or
     a scale is as low as its floor, where gradients begin to lose theirs.
     """
-    # From the leaves on: lowering a scale may require lowering its predecessors, except the root. Scales only
-    # decrease, so the loop terminates.
+    # From the leaves on, as a lower scale may require lower predecessors; scales only decrease, so it ends.
     edges = [
         e for e in reversed(edges) if e.predecessor in limits.floors and e.predecessor != components.root
     ]

@@ -168,8 +168,7 @@ def _numbered(
 ) -> Components:
     """Components of positions with equal `root_of`, numbered in backward order, with edges between them."""
     named = [(node.outputs[0], node.label) for node in nodes]
-    # Components of inputs only: scaled leaves, and outputs of functions that backward does not visit, as with
-    # nn.grad.
+    # Components of inputs only: scaled leaves, and outputs of functions that backward skips, as with nn.grad.
     for node in nodes:
         named += [(one.input, f"{one.layer}:input") for one in node.layer_inputs if one.input in root_of]
         named += [(position, f"{node.label}:input") for position in node.inputs]

@@ -33,14 +33,11 @@ class AdaLossConfig:
             `"approx_range"` for a single layer.
         fixed_loss_scale: the scale of every layer when the method is `"fixed"`.
         init_scale: additional factor of the loss gradient, besides the global loss scale.
-        n_uf_threshold: for `"approx_range"`: p, accepted share of input gradient elements that underflow;
-            between 0 and 1. The published experiments use 1e-3.
+        n_uf_threshold: for `"approx_range"`: p, accepted share of elements that underflow, in (0, 1).
         u_min: smallest magnitude to keep from underflow. None: taken from `dtype` (6e-8 for float16).
-        u_max: largest magnitude to keep from overflow. None: largest finite number of `dtype` (65504 for
-            float16).
+        u_max: largest magnitude to keep from overflow. None: largest number of `dtype` (65504 for float16).
         dtype: the format that gradients are stored in: the name of one, a dtype of NumPy's, or a `Format`.
-            None: that of the storage (`storage=`, or a half context), else float16. A conflict with the
-            storage is an error.
+            None: that of the storage (`storage=`, or a half context; a conflict is an error), else float16.
         update_per_n_iteration: number of iterations after which a layer's scale is recomputed.
         measure_every: scales are chosen in one of this many iterations (or of `update_per_n_iteration`, if
             that is more), and reused in between. With `delay=1` each iteration measures another slice of the
@@ -49,14 +46,12 @@ class AdaLossConfig:
             Default 8: underflow in float16 is as with 1, and more save little time
             (benchmarks/results/measuring.md).
         scale_upper_bound: largest scale of one layer, for all methods except `"amax_history"`.
-        accum_upper_bound: largest accumulated scale, i.e. product of the scales from the loss to a layer;
-            likewise. Both are as published.
+        accum_upper_bound: largest product of the scales from the loss to a layer, likewise. Both as published.
         use_bound: True if the two upper bounds apply. Measurements limit scales in any case.
         power_of_two: round scales down to powers of two, so that scaling never rounds a gradient.
         max_rescue_ratio: for `"element_wise_range"`: share of the products, largest first, to keep from
             underflow; in (0, 1]. None: all of them, so that one tiny product determines the scale.
-        include: names of the layers to scale, as `fnmatch` patterns. One that matches no layer is an error
-            when the first backward runs.
+        include: names of the layers to scale, as `fnmatch` patterns, each of which must match a layer.
         exclude: names of layers not to scale, likewise; wins over `include`.
         delay: 1 computes scales from the statistics of earlier iterations, before backward starts: no hooks,
             and no synchronization with a device. 0 computes them from those of the same iteration, as the

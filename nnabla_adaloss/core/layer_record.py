@@ -47,8 +47,7 @@ class LayerRecord(NamedTuple):
         iteration: iteration the scale is applied in.
         layer: name of the layer.
         alpha: the scale that is applied to the layer's input gradient.
-        unbounded: the method's result before bounds, limits and power of two; 1 when the gradient or the
-            weight is not finite.
+        unbounded: the method's result before bounds, limits and rounding; 1 if g or W is not finite.
         previous_scale: S, the accumulated scale of the arriving output gradient.
         accumulated_scale: S * alpha, the scale that the input gradient carries.
         fan_in: K, number of products summed into one element of the input gradient.

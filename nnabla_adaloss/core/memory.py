@@ -5,8 +5,7 @@ It consists of unit amaxes: largest magnitudes, divided by the component's loss 
 So a changed loss weight moves the scales, but not the memory.
 
 All values are immutable: a pass, an overflow or another rank makes a new `Observations`. So a savepoint is a
-reference, and an interrupted batch leaves no trace. Components are given by name, as they outlive a rebuilt
-graph.
+reference, and an interrupted batch leaves no trace. Components go by name, as they outlive a rebuilt graph.
 """
 
 from __future__ import annotations
@@ -270,8 +269,7 @@ class Observations(NamedTuple):
             return self._replace(calibrated=self.calibrated and not scales_too_low)
         # With their next scales, nonzero ones may bring gradients to descendants that are zero now.
         may_change = not components.with_descendants(nonzero).isdisjoint(zero)
-        # The loss gradient is not zero. A zero after a nonzero one has underflowed, except after a layer: its
-        # weight may be zero.
+        # The loss gradient is not zero. Zeros after nonzero ones have underflowed; a layer's weight may be 0.
         sources = {components.root, *(i for i, unit_amax in enumerate(unit_amaxes_before) if unit_amax)}
         followers = {e.successor for e in components.edges if e.layer is None and e.predecessor in sources}
         # Each is tried once with a higher scale: not again in later iterations, whose windows have the zero.

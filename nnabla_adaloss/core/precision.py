@@ -30,8 +30,7 @@ class Precision:
             that brings its largest magnitude just below the format's. Everything else is stored in
             `otherwise`. Infinities and NaNs stay, also with `saturate`.
         otherwise: the format of the rest: everything but operands with `operands_only`; else arrays of a
-            single element (a loss, a loss weight's product) where the other format has less than 16 bits. It
-            has 16 bits or more.
+            single element (a loss, a loss weight's product) where the other format has less than 16 bits.
         stochastic_seed: round gradients to `backward` up or down at random, so that the expected value is the
             gradient, reproducibly by seed. None: half to even.
 

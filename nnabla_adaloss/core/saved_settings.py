@@ -69,8 +69,7 @@ def with_known_names(
     chosen: Optional[Collection[str]],
     path: str = "",
 ) -> Tuple[Dict[str, Any], List[str]]:
-    """Read settings that another version may have saved: return the values of this version's `settings`, and
-    the names of those that only the state has.
+    """Read settings of any version: the values of this version's `settings`, and names of all others saved.
 
     ValueError if a setting that only one of the two has is not at its default, so that the training would go
     on in another way. `chosen`: names of saved settings that are not at their defaults; None, as in older

@@ -84,10 +84,8 @@ class HistoryPolicy:
     The meaning of `global_scale="history"` in `AdaptiveLossScalingUpdater`, with custom settings.
 
     Attributes:
-        margin: factor by which a gradient may exceed all in the window before it overflows. Default 4.0: two
-            bits.
-        window: number of remembered iterations, measured or not, but at least 16 measurements (see
-            `measured_every`). Default 64.
+        margin: factor by which a gradient may exceed all in the window before it overflows. Default 4.0.
+        window: number of remembered iterations, at least 16 measurements (see `measured_every`). Default 64.
         start_scale: scale of the loss gradient before the first measurement, also out of bounds. Default 8.0.
         min_scale: the lowest scale limit of a component; a loss weight above 1 divides it. Default 2**-24.
         max_scale: the highest scale limit. Default 2**100, whose reciprocal float32 holds, too.

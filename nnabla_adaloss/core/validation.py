@@ -149,9 +149,7 @@ def path_name(name: str, value: Union[str, os.PathLike[str]]) -> str:
 
 
 def explains_keywords(instead: Mapping[str, str]) -> Callable[[_Init], _Init]:
-    """Make a decorator of `__init__` whose TypeError for an unknown keyword names its replacement: that in
-    `instead`, or the argument with the closest name.
-    """
+    """Make a decorator of `__init__` whose TypeError for an unknown keyword advises on a replacement."""
 
     def decorated(init: _Init) -> _Init:
         names = list(inspect.signature(init).parameters)[1:]

@@ -15,10 +15,8 @@ from ..graph.functions import hands_memory_on, is_matrix_product, properties_of
 from ..graph.graph import Graph
 from ..graph.names import function_names
 
-Keyed = List[Tuple[int, nn.Variable]]
-
-Names = Callable[[], Mapping[int, str]]
-"""Returns the names of parameters, by variable key."""
+Keyed = List[Tuple[int, nn.Variable]]  # variables with their keys
+Names = Callable[[], Mapping[int, str]]  # returns the names of parameters, by variable key
 
 
 class Operand(NamedTuple):
@@ -58,9 +56,10 @@ class RoundingPlan:
     ) -> None:
         self.graph = graph = Graph(loss)
         described = graph.described
-        for index in described.in_half[:1]:
+        if described.in_half:
+            first = described.in_half[0]
             raise ValueError(
-                f"storage: {described.type_names[index]} is computed in {described.backends[index][0]}, "
+                f"storage: {described.type_names[first]} is computed in {described.backends[first][0]}, "
                 "which stores half precision already; build the whole network in a float context, or leave "
                 "storage out"
             )
@@ -153,8 +152,7 @@ def _function_precisions(graph: Graph, precisions: LayerPrecisions, names: Names
     matched: List[str] = []
     producers = described.inputs.by_function(described.producers)
     for index, positions in enumerate(described.inputs.by_function()):
-        passed_on = [followed[producer] for producer in producers[index] if producer is not None]
-        of_layers = [precision for precision in passed_on if precision is not None]
+        of_layers = list(filter(None, (followed[p] for p in producers[index] if p is not None)))
         reads_parameter = not described.kept.keys().isdisjoint(positions)
         is_layer = reads_parameter or is_matrix_product(described.type_names[index])
         if of_layers and not is_layer:

@@ -12,12 +12,10 @@ from .method import Method, Needs, Range
 
 @dataclass(frozen=True)
 class AmaxHistory(Method):
-    """One scale for each connected component of the gradients, from the largest magnitudes of the last
-    iterations.
+    """One scale for each component of the gradients, from the largest magnitudes of the last iterations.
 
     All functions except matrix products pass the scale of a gradient on, so gradients that they connect have
-    a common scale: a component. A matrix product leads from one component to another, and its alpha is the
-    ratio of their scales.
+    a common scale: a component. A matrix product's alpha is the ratio of the scales of two components.
 
     Attributes:
         margin: factor by which a gradient may exceed all in the window before it overflows. None: that of the

@@ -40,8 +40,7 @@ class ApproxRange(Method):
         self, g: ArrayStatistics, W: Optional[ArrayStatistics], *, range: Range, fan_in: float
     ) -> float:
         """Compute the scale from statistics; without `W`, `fan_in` is not used."""
-        # Deviation of an element of the input gradient; in the published model a ReLU makes half of the K
-        # products 0.
+        # That of the input gradient: in the published model, a ReLU makes half of the K products 0.
         sigma = g.std if W is None else math.sqrt(g.mean_square) * math.sqrt(W.mean_square * fan_in * 0.5)
         if sigma == 0.0:
             return 1.0

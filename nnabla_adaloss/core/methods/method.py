@@ -21,8 +21,7 @@ class Needs(str, Enum):
 
     Attributes:
         NOTHING: neither gradient nor weight, and no measurements.
-        STATISTICS: `ArrayStatistics` of gradient and weight: works with `delay=1`, on a GPU without waiting
-            for it.
+        STATISTICS: `ArrayStatistics` of gradient and weight: with `delay=1` without waiting for a GPU.
         HISTORY: as `STATISTICS`, and the gradient's statistics of the iterations before.
         COMPONENTS: the largest magnitudes of components, over iterations: the engine chooses the scales.
         ARRAYS: the elements, as NumPy arrays: `delay=0` only, and on a GPU a copy to the host per layer.
