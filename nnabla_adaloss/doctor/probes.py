@@ -114,11 +114,9 @@ def adaptive_backward(extension: str, type_config: str) -> str:
             scaling = AdaptiveLossScaling(loss, AdaLossConfig(delay=delay))
             for _ in range(2):  # the first pass has no measurements, so it scales no weight
                 # 8 at the loss: gradients behind the layer leave room for far more, so alpha is not 1.
-                difference = np.abs(gradients(scaling, 8.0) - native).max() / np.abs(native).max()
-                if not difference <= _TOLERANCE[type_config]:
-                    raise ArithmeticError(
-                        f"gradients differ from nnabla's by {difference:.1e} of the largest"
-                    )
+                error = np.abs(gradients(scaling, 8.0) - native).max() / np.abs(native).max()
+                if not error <= _TOLERANCE[type_config]:
+                    raise ArithmeticError(f"gradients differ from nnabla's by {error:.1e} of the largest")
             (alpha,) = scaling.layer_scales.values()
             if alpha == 1.0:
                 raise ArithmeticError("the layer between both activations was not scaled")
@@ -219,9 +217,8 @@ def mpi_sum() -> str:
         raise FileNotFoundError("mpirun was not found")
     program = "from mpi4py import MPI; print(MPI.COMM_WORLD.allreduce(1), flush=True)"
     command = [mpirun, "-n", "2", sys.executable, "-c", program]
-    process = subprocess.run(
-        command, env={**os.environ, **MPI_PERMISSIONS}, capture_output=True, text=True, timeout=60
-    )
+    environment = {**os.environ, **MPI_PERMISSIONS}
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     if process.returncode:
         raise RuntimeError(process.stderr.strip())
     if process.stdout.split() != ["2", "2"]:

@@ -162,9 +162,7 @@ def findings_of(area: Area, type_config: str, tried: Mapping[str, Answer], machi
         findings.append(Finding(area, "works", subject, detail))
     # Failures without their parts that differ between functions, so that equal ones merge.
     alike: Dict[Finding, List[str]] = {}
-    for name, (_, error) in tried.items():
-        if not error:
-            continue
+    for name, error in [(name, error) for name, (_, error) in tried.items() if error]:
         finding = failure(area, subject, error)
         detail = "wrong numbers" if "wrong numbers" in error else " ".join(finding.detail.split())[:200]
         if area == "CPU":

@@ -158,9 +158,7 @@ class LossScaling(ScaledFunction):
 
     def connect(self, arriving: Points, node: NodeStructure, graph: Graph, plan: GraphPlan) -> Redirected:
         if arriving:
-            raise ValueError(
-                "x has been scaled already: loss_scaling(x, tracker) was applied to a part of it"
-            )
+            raise ValueError("x is scaled already: loss_scaling(x, tracker) was applied to a part of it")
         return {}
 
     def pass_back(self, gradients: Gradients, target: nn.NdArray, accumulate: bool) -> None:

@@ -52,10 +52,8 @@ def round_to_format(
         array([2048.,    0.,   inf], dtype=float32)
     """
     check_array("x", x)
-    rounding = RoundToFormat(
-        get_precision(storage), boolean("forward", forward), boolean("backward", backward), ctx
-    )
-    return rounding(x)
+    forward, backward = boolean("forward", forward), boolean("backward", backward)
+    return RoundToFormat(get_precision(storage), forward, backward, ctx)(x)
 
 
 class RoundToFormat(IdentityFunction):

@@ -196,17 +196,15 @@ class GradientScaling(ScaledFunction):
         self._scaled_input, self._matrices = layout or _as_matrices(fan_in=1.0)
 
     def pass_back(self, gradients: Gradients, target: nn.NdArray, accumulate: bool) -> None:
-        weight = None if self._w is None else as_float32(self._w.data, nn.NdArray(self._w.shape))
-        alpha = self.alpha(self.label, gradients[0], weight)
+        w = None if self._w is None else as_float32(self._w.data, nn.NdArray(self._w.shape))
+        alpha = self.alpha(self.label, gradients[0], w)
         self.pass_on(gradients[0], target, alpha, accumulate=accumulate)
 
-    def alpha(
-        self, layer: str, g: nn.NdArray, weight: Optional[nn.NdArray], weight_max: float = math.inf
-    ) -> float:
+    def alpha(self, layer: str, g: nn.NdArray, w: Optional[nn.NdArray], w_max: float = math.inf) -> float:
         """Compute and report alpha of a layer; nothing is multiplied yet."""
-        scale, arrays = self.arriving_scale(), (g, weight)
+        scale, arrays = self.arriving_scale(), (g, w)
         if self._ada_loss.config.method.needs is Needs.ARRAYS:
-            arrays = self._matrices(g.data, None if weight is None else weight.data)
+            arrays = self._matrices(g.data, None if w is None else w.data)
         alpha = self._ada_loss.loss_scale(
             layer,
             *arrays,
@@ -215,8 +213,8 @@ class GradientScaling(ScaledFunction):
             previous_scale=scale,
             iteration=self.tracker.iteration,
             g_statistics=self.statistics(g),
-            weight_statistics=None if weight is None else self.statistics(weight),
-            weight_max=weight_max,
+            weight_statistics=None if w is None else self.statistics(w),
+            weight_max=w_max,
         )
         self.tracker.set_scale(self.point, scale * alpha)
         self.tracker.applied[layer] = alpha, scale * alpha
@@ -237,9 +235,7 @@ class ScaledLayer(GradientScaling):
                 "to a copy of the weight"
             )
         if copier.is_scaled:
-            raise ValueError(
-                "w is scaled by another layer already: call unscale(weight, tracker) for each layer"
-            )
+            raise ValueError("w is scaled by another layer: call unscale(weight, tracker) for each layer")
         copier.is_scaled = True
         self._x, self._v, self._copier, self._layer = x, w, copier, ""
 
@@ -254,10 +250,10 @@ class ScaledLayer(GradientScaling):
                 raise ValueError(f"{name}, of shape {v.shape}, feeds a function besides: {remedy}")
         self.passed, self._layer = arriving[0], ""  # alpha is applied by the layer
         number, weight = graph.numbers[hash(self._x.parent)], graph.positions[hash(self._v)]
-        for scaled_input in plan.by_number[number].layer_inputs:
-            if scaled_input.weight == weight:
-                self._layer = scaled_input.layer
-                return {(number, scaled_input.input): self.point}
+        for layer_input in plan.by_number[number].layer_inputs:
+            if layer_input.weight == weight:
+                self._layer = layer_input.layer
+                return {(number, layer_input.input): self.point}
         return {}
 
     def pass_back(self, gradients: Gradients, target: nn.NdArray, accumulate: bool) -> None:

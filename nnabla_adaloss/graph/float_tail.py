@@ -116,10 +116,8 @@ class TailReader:
 
 def float_context(context: nn.Context) -> nn.Context:
     """Convert a context's half-precision backends to float."""
-    backends = [
-        f"{name.partition(':')[0]}:float" if name.endswith(HALF) else name for name in context.backend
-    ]
-    return nn.Context(list(dict.fromkeys(backends)), context.array_class, context.device_id)
+    names = [f"{name.partition(':')[0]}:float" if name.endswith(HALF) else name for name in context.backend]
+    return nn.Context(list(dict.fromkeys(names)), context.array_class, context.device_id)
 
 
 def _changed_constants(described: GraphDescription, index: int, storage: Format) -> List[float]:

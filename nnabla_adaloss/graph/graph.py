@@ -52,9 +52,7 @@ class Graph:
         self.functions = functions
         self.variables, self.keys = list(by_key.values()), list(by_key)
         self.leaves = {p: v for p, v, producer in zip(positions, read, producers) if producer is None}
-        self.needed = {
-            p for p, need, producer in zip(positions, needs, producers) if need and producer is None
-        }
+        self.needed = {p for p, need, f in zip(positions, needs, producers) if need and f is None}
         self.described = GraphDescription(
             type_names=type_names,
             args=list(map(_args, infos)),

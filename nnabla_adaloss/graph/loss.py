@@ -78,9 +78,7 @@ def variable_of(loss: LossLike) -> nn.Variable:
         variable = loss.variable
     else:
         instead = ": add the losses, or train on each by itself" if isinstance(loss, (list, tuple)) else ""
-        raise TypeError(
-            f"loss must be an nnabla.Variable or a wrapper of one, got {type(loss).__name__}{instead}"
-        )
+        raise TypeError(f"loss must be an nnabla.Variable or a wrapper, got {type(loss).__name__}{instead}")
     # After rewiring, nnabla updates `need_grad` of the loss only in the next forward: leaves have it already.
     if variable.parent is None or not (
         variable.need_grad
@@ -93,9 +91,7 @@ def variable_of(loss: LossLike) -> nn.Variable:
 def check_scale(scale: Any, name: str = "scale") -> float:
     """Convert `scale` to float; TypeError or ValueError unless gradients can be unscaled in float32."""
     if isinstance(scale, AdaLossConfig):
-        raise TypeError(
-            f"{name} must be a number; AdaptiveLossScalingUpdater takes an AdaLossConfig as config="
-        )
+        raise TypeError(f"{name} must be a number; an AdaLossConfig is given as config=")
     if isinstance(scale, str):
         raise TypeError(f"{name}={scale!r} must be a number; a format is given as storage=")
     return global_scale(name, scalar(scale))

@@ -121,6 +121,7 @@ class LossWeights:
         return adapted
 
     def _set_passages(self, passages: List[Passage]) -> None:
+        """Replace the passages; their constant factors and the last weights follow."""
         self._passages = passages
         factors = tuple([one.factor for one in passages if not isinstance(one.factor, Factor)])
         # Factors, if all of them are constant.

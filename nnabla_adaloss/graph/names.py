@@ -97,11 +97,8 @@ def function_names(graph: GraphDescription) -> List[str]:
 
 def _own_scopes(graph: GraphDescription, producers: Sequence[Sequence[Optional[int]]]) -> List[str]:
     """Scope of the first parameter that each function reads besides its data; empty for none."""
-    of_leaves = {
-        position: name.rpartition("/")[0] or name
-        for position, (_, name) in graph.kept.items()
-        if name is not None
-    }
+    named = [(position, name) for position, (_, name) in graph.kept.items() if name is not None]
+    of_leaves = {position: name.rpartition("/")[0] or name for position, name in named}
     uses = zip(graph.inputs.positions, graph.producers)
     read = [of_leaves.get(position) if producer is None else None for position, producer in uses]
     # By function, the scope of its parameters if it reads nothing else: its output is a weight, too, as of a

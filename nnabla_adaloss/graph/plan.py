@@ -106,9 +106,8 @@ class GraphPlan:
         self.stopped = [type_name for type_name, need_grad in pairs if not need_grad]
         self.roots = self._outputs[-1]
         # Sink keeps the gradients of its inputs even when buffers are cleared.
-        self.kept_gradients = {
-            p for node in self.nodes if self._rows[node.number].keeps_gradients for p in node.inputs
-        }
+        keeping = (node for node in self.nodes if self._rows[node.number].keeps_gradients)
+        self.kept_gradients = {p for node in keeping for p in node.inputs}
         self.swappable = self._swappable(graph.functions)
 
     def _hold(self, graph: Graph) -> None:
@@ -150,9 +149,8 @@ class GraphPlan:
         # Patterns would have to select layers again, by their other names.
         if options != self.options or options.selection != LayerSelection():
             return None
-        return (
-            self._adapted_to(graph, described) if _nameless(described) == _nameless(self.described) else None
-        )
+        alike = _nameless(described) == _nameless(self.described)
+        return self._adapted_to(graph, described) if alike else None
 
     def _adapted_to(self, graph: Graph, described: GraphDescription) -> Optional[GraphPlan]:
         """Copy for a graph that differs only in shapes, arguments, and keys and names of leaves, or None."""
@@ -381,10 +379,8 @@ class GraphPlan:
                 role += ", fan-out"
             layer = node.label if node.layer_inputs or node.leaves else ""
             fan_in = ", ".join(f"{one.gemm.fan_in:g}" for one in node.layer_inputs)
-            shapes = [self.described.shapes[one.weight] for one in node.layer_inputs]
-            rows.append(
-                (node.type_name, role, layer, fan_in, ", ".join("x".join(map(str, s)) for s in shapes))
-            )
+            shapes = ["x".join(map(str, self.described.shapes[one.weight])) for one in node.layer_inputs]
+            rows.append((node.type_name, role, layer, fan_in, ", ".join(shapes)))
         rows += [(name, "stop", "", "", "") for name in self.stopped]
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]

@@ -145,7 +145,7 @@ REFUSED: Dict[str, Tuple[Callable[[nn.Variable, nn.Variable], nn.Variable], str]
     "frozen copy": (copy_of_a_frozen_weight_used_besides, r"w, of shape \(2, 2\), feeds a function besides"),
     "scaled twice": (
         lambda x, w: loss_scaling(F.sum(unscaled(x)), TRACKER) * 2.0,
-        "^x has been scaled already",
+        "^x is scaled already",
     ),
 }
 
