@@ -175,7 +175,6 @@ def _report(options: argparse.Namespace) -> int:
     from nnabla_adaloss.state.whole_file import replace_page
 
     paths = [path for path in (options.recording, options.other) if path is not None]
-    output = options.output or paths[0].with_name("_and_".join(path.stem for path in paths) + ".html")
     try:
         recordings = [Recording.load(path) for path in paths]
         for path, recording in zip(paths, recordings):
@@ -187,6 +186,7 @@ def _report(options: argparse.Namespace) -> int:
             one, two = map(str, paths) if paths[0].stem == paths[1].stem else (path.stem for path in paths)
             two += ", again" if one == two else ""
             page = comparison_of(dict(zip((one, two), recordings)), options.title or f"{one} and {two}")
+        output = options.output or paths[0].with_name("_and_".join(path.stem for path in paths) + ".html")
         replace_page(output, page)
     except FileNotFoundError as error:
         print(f"report: there is no file {error.filename}", file=sys.stderr)

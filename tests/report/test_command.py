@@ -50,6 +50,7 @@ def test_a_file_that_cannot_be_drawn_is_reported(tmp_path: Path, capsys: pytest.
         ("nothing.jsonl", 2, "report: there is no file"),
         ("notes.txt", 1, "notes.txt is not a recording of nnabla_adaloss"),
         ("empty.jsonl", 1, "report: nothing was recorded in"),
+        ("/", 1, "Is a directory"),
     ):
         for others in ([], [recording(tmp_path)]):
             assert main(["report", *others, str(tmp_path / name)]) == code
