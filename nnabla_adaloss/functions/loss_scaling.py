@@ -14,7 +14,7 @@ from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
 from ..kernels.arrays import prepare_master, stored_dtype
 from .identity import Array, Gradients, IdentityFunction, check_array
-from .scale_tracker import UNSCALED, Points, Redirected, ScaledFunction, ScaleTracker, tracker_of
+from .scale_tracker import UNSCALED_POINT, Points, Redirected, ScaledFunction, ScaleTracker, tracker_of
 
 
 def loss_scaling(x: Array, scale: Union[float, ScaleTracker], *, ctx: Optional[nn.Context] = None) -> Array:
@@ -172,7 +172,7 @@ class Unscale(ScaledFunction):
 
     def __init__(self, tracker: ScaleTracker, context: Optional[nn.Context] = None) -> None:
         super().__init__(tracker, context)
-        self.passed = UNSCALED
+        self.passed = UNSCALED_POINT
         self.factor = 1.0  # ratio of the copy to the weight
         self.is_scaled = False  # True if a layer scales the copy
 

@@ -27,7 +27,7 @@ from .ada_loss import AdaLoss
 from .identity import IdentityFunction
 
 Points = Dict[int, int]
-"""Points at which S is set, by output of a function or by position of a variable."""
+"""Points (numbers of places where S is set), by output of a function or by position of a variable."""
 
 Redirected = Dict[Tuple[int, int], int]
 """Points of gradients with a scale of their own, by number of the function that writes them and position."""
@@ -35,8 +35,8 @@ Redirected = Dict[Tuple[int, int], int]
 # Shared, because creating a configuration takes longer than creating a function.
 _DEFAULT = AdaLossConfig().stored_in(None)
 
-# Point of all unscaled gradients.
-UNSCALED = 0
+UNSCALED_POINT = 0
+"""Point of all unscaled gradients."""
 
 
 class ScaleTracker:
@@ -87,7 +87,7 @@ class ScaleTracker:
         self.found_inf = False
         self.is_shared = True  # False: it belongs to a single function
         self.iteration = -1  # number of the last backward pass
-        self.new_point = count(UNSCALED + 1).__next__
+        self.new_point = count(UNSCALED_POINT + 1).__next__
         # S of the last backward pass, by point.
         self._scales: Dict[int, float] = {}
         # Alpha and S * alpha of the last backward pass, by layer name.
@@ -128,7 +128,7 @@ class ScaleTracker:
     def start_pass(self) -> float:
         """Start a backward pass at the loss and return S0."""
         self.iteration += 1
-        self._scales = {UNSCALED: 1.0}
+        self._scales = {UNSCALED_POINT: 1.0}
         self.applied = {}
         self.found_inf = False
         return self.scale * self.config.init_scale
@@ -167,7 +167,7 @@ class ScaleTracker:
             else:
                 redirected.update(function.connect(arriving, node, graph, plan))
                 passed = function.passed
-            if passed != UNSCALED and node.leaves:
+            if passed != UNSCALED_POINT and node.leaves:
                 raise ValueError(
                     f"{node.type_name} ({node.label}) would leave a scaled gradient in its input of shape "
                     f"{graph.variables[node.leaves[0]].shape}, which has need_grad=True: pass "
@@ -200,7 +200,7 @@ def _passed_on(node: NodeStructure, arriving: List[int]) -> int:
             f"the gradients of the outputs of {node.type_name} ({node.label}) carry different scales: "
             "put the same adaptive_loss_scaling layers, or none, after all of them"
         )
-    if arriving[0] != UNSCALED and not node.linear:
+    if arriving[0] != UNSCALED_POINT and not node.linear:
         raise ValueError(
             f"{node.type_name} ({node.label}) would clip or replace a scaled gradient: "
             "apply it before unscale, or let AdaptiveLossScaling run the graph"
