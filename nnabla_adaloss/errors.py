@@ -23,8 +23,8 @@ class LossScaleWarning(UserWarning):
 
 def is_out_of_memory(error: BaseException) -> bool:
     """True if an error of nnabla, CuPy or NumPy reports that there is no memory left."""
-    said = re.search("out of memory|failed to allocate", str(error), re.IGNORECASE)
-    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and said is not None)
+    match = re.search("out of memory|failed to allocate", str(error), re.IGNORECASE)
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and match is not None)
 
 
 def missing_code(error: BaseException, card: str) -> Optional[str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contexts for access to arrays' memory, on the host or in place, and views of it."""
+"""Context for access to arrays' memory on the host, and views of it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,6 @@ from numpy.typing import NDArray
 # It insists on a context that names an array class; the default one names none. Backends do not matter to
 # arrays, and each name of one is converted at every call.
 HOST = nn.Context([], "CpuCachedArray", "0")
-
-
-def array_context(context: nn.Context) -> nn.Context:
-    """Context for `NdArray.data_ptr` that accesses arrays where functions of `context` leave them."""
-    # nnabla's default context names no array class; a cast needs one.
-    return nn.Context([], context.array_class or HOST.array_class, context.device_id)
 
 
 def is_on_host(context: nn.Context) -> bool:

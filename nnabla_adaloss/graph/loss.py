@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..core.config import AdaLossConfig
 from ..core.scale_policy import global_scale
 from ..core.validation import array_of_numbers, scalar
-from ..host_context import array_context
+from ..host_context import HOST
 from .description import visited
 from .hooks import Hook
 
@@ -114,7 +114,9 @@ class LossSeed:
     """Makes the seed gradient on the device, by `scaled`: one from the host would make the GPU wait."""
 
     def __init__(self, loss: nn.Variable, scaled: Callable[[nn.NdArray, nn.NdArray, float], None]) -> None:
-        self._loss, self._scaled, self._context = loss, scaled, array_context(loss.parent.context)
+        self._loss, self._scaled, context = loss, scaled, loss.parent.context
+        # To access the array where functions leave theirs. nnabla's default context names no array class.
+        self._context = nn.Context([], context.array_class or HOST.array_class, context.device_id)
         # nnabla frees its memory when buffers are cleared; the array object stays.
         self._array = nn.NdArray(loss.shape)
 

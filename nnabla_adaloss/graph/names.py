@@ -10,7 +10,7 @@ producer and its nearest consumer share, or else that of the producer, and its t
 from __future__ import annotations
 
 from itertools import takewhile
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import nnabla as nn
 from nnabla.parameter import get_current_parameter_scope
@@ -74,9 +74,8 @@ def function_names(graph: GraphDescription) -> List[str]:
     edges = [(index, one) for index, own in enumerate(producers) for one in own if one is not None]
     of_producers = _nearest_scopes(edges, scopes)
     of_consumers = _nearest_scopes([(producer, index) for index, producer in reversed(edges)], scopes)
-    names: List[str] = []
+    names: Dict[str, None] = {}
     numbers: Dict[str, int] = {}  # the last number given to a name
-    used: Set[str] = set()
     for index, type_name in enumerate(graph.type_names):
         scope = scopes[index]
         # The product has the scope's name; its other functions are named after their type, too.
@@ -86,13 +85,12 @@ def function_names(graph: GraphDescription) -> List[str]:
             around = scope or _shared(of_producers[index], of_consumers[index])
             base = f"{around}/{type_name}" if around else type_name
         name, number = base, numbers.get(base, 1)
-        while name in used:
+        while name in names:
             number += 1
             name = f"{base}#{number}"
         numbers[base] = number
-        names.append(name)
-        used.add(name)
-    return names
+        names[name] = None
+    return list(names)
 
 
 def _own_scopes(graph: GraphDescription, producers: Sequence[Sequence[Optional[int]]]) -> List[str]:

@@ -301,14 +301,13 @@ class GraphPlan:
     def _swappable(self, functions: Sequence[Any]) -> FrozenSet[int]:
         """Positions of the weights that a pass can swap for scaled copies: only their layers read them."""
         producers = {p: index for index, outputs in enumerate(self._outputs) for p in outputs}
-        layers: Dict[int, Set[int]] = {}  # that read each weight
+        layers: Dict[int, Set[int]] = {}  # functions of the layers that read each weight
         candidates: Set[int] = set()
         for node in self.nodes:
             product = self._rows[node.number].product
             for layer_input in node.layer_inputs:
                 layers.setdefault(layer_input.weight, set()).add(node.number)
-                computed = layer_input.weight in producers
-                if not (computed and product and product.of_activations):
+                if not (layer_input.weight in producers and product and product.of_activations):
                     candidates.add(layer_input.weight)
         reads, visited = self.described.reads, {*self.order}
 
