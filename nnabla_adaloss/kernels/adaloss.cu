@@ -289,11 +289,6 @@ struct Tally {
     u32 negated_smallest;
 };
 
-__device__ inline Row row_of(const Tally& tally) {
-    return Row{0, tally.sum, tally.sum_of_squares, tally.zeros, tally.nonfinite, tally.underflowed, tally.overflowed,
-               tally.largest, tally.negated_smallest};
-}
-
 // Adds a number that may be large, tiny or not finite; zeros are counted elsewhere.
 __device__ inline void add_in_double(Tally& tally, float number) {
     const u32 magnitude = magnitude_of(number);
@@ -372,7 +367,9 @@ __device__ inline void add_up_task(const Tally& tally, const Part& part, Row* ro
     __shared__ bool is_last;
     partial += part.task.first_block;
     finished += part.index;
-    Row row = add_up_block(row_of(tally));
+    Row row = {0, tally.sum, tally.sum_of_squares, tally.zeros, tally.nonfinite, tally.underflowed, tally.overflowed,
+               tally.largest, tally.negated_smallest};
+    row = add_up_block(row);
     if (part.blocks > 1) {
         if (threadIdx.x == 0) {
             partial[part.block] = row;
@@ -462,23 +459,18 @@ struct MeasureHalves {
             add_in_double(tally, values[i]);
         }
     }
-
-    // The tally, including the counts kept per half.
-    __device__ inline Tally result() const {
-        Tally all = tally;
-        const u32 negated = larger_half(negated_smallest);
-        all.largest = max(all.largest, __float_as_uint(float_of_half(larger_half(largest))));
-        if (negated != 0) {
-            all.negated_smallest = max(all.negated_smallest, 0u - __float_as_uint(float_of_half(0x8000u - negated)));
-        }
-        return all;
-    }
 };
 
 __device__ inline Tally measured_halves(const Part& part) {
     MeasureHalves body = {Tally(), 0, 0};
     for_each_element<PACK<__half>>(part, Source<__half, Halves>(part.task), body);
-    return body.result();
+    const u32 negated = larger_half(body.negated_smallest);
+    Tally tally = body.tally;
+    tally.largest = max(tally.largest, __float_as_uint(float_of_half(larger_half(body.largest))));
+    if (negated != 0) {
+        tally.negated_smallest = max(tally.negated_smallest, 0u - __float_as_uint(float_of_half(0x8000u - negated)));
+    }
+    return tally;
 }
 
 // Statistics of every source, in rows[task.row].

@@ -15,7 +15,7 @@ from nnabla import _nd_array
 from numpy.typing import NDArray
 
 from ..host_context import HOST
-from .arrays import FLOAT16, FLOAT32, Arrays, Halves, dtype_of, is_zeroing
+from .arrays import FLOAT16, FLOAT32, Arrays, Halves, is_zeroing, memory_dtype
 from .native import LIBRARY
 
 Addresses = Union[Sequence[int], NDArray[np.int64]]
@@ -50,10 +50,9 @@ def _have_that_memory(arrays: Arrays, dtypes: Optional[Sequence[np.dtype[Any]]])
         return False
     try:
         if dtypes is None:
-            return {*map(dtype_of, arrays)} == {FLOAT32}
-        return list(map(dtype_of, arrays)) == dtypes
+            return {*map(memory_dtype, arrays)} == {FLOAT32}
+        return list(map(memory_dtype, arrays)) == dtypes
     except RuntimeError:
-        # One has no memory yet.
         return False
 
 

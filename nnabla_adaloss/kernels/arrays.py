@@ -10,13 +10,13 @@ import nnabla as nn
 import numpy as np
 from numpy.typing import NDArray
 
-from ..host_context import dtype_of as dtype_or_float32
-from ..host_context import host_view
+from ..host_context import dtype_of, host_view
 
 FLOAT32 = np.dtype(np.float32)
 FLOAT16 = np.dtype(np.float16)
 
-dtype_of, is_zeroing, size_of = attrgetter("dtype"), attrgetter("zeroing"), attrgetter("size")
+memory_dtype = attrgetter("dtype")  # RuntimeError for an array without memory, as after fill()
+is_zeroing, size_of = attrgetter("zeroing"), attrgetter("size")
 _IS_HALF = {FLOAT32: False, FLOAT16: True}
 
 _Key = Tuple[Tuple[int, ...], str, int]
@@ -29,7 +29,7 @@ Halves = Optional[NDArray[np.bool_]]
 def stored_dtype(array: nn.NdArray) -> Optional[np.dtype[Any]]:
     """Stored dtype; None if nothing was written since `zero()`."""
     # A value set with fill() has no memory until it is read, on the host or on a device.
-    return None if array.zeroing else dtype_or_float32(array)
+    return None if array.zeroing else dtype_of(array)
 
 
 def is_readable(array: nn.NdArray) -> bool:
@@ -38,13 +38,10 @@ def is_readable(array: nn.NdArray) -> bool:
 
 
 def are_readable(arrays: Arrays) -> bool:
-    """True if all were written and have a dtype that kernels read: four times as fast as one by one."""
-    if any(map(is_zeroing, arrays)):
-        return False
+    """`is_readable` of all, four times as fast; but False if one has no memory yet, as after `fill()`."""
     try:
-        return {*map(dtype_of, arrays)} <= {FLOAT32, FLOAT16}
+        return not any(map(is_zeroing, arrays)) and {*map(memory_dtype, arrays)} <= {FLOAT32, FLOAT16}
     except RuntimeError:
-        # One was set with fill(), and has no memory yet.
         return False
 
 
@@ -98,10 +95,9 @@ def is_half(x: nn.NdArray, argument: str = "x") -> bool:
 def which_are_half(arrays: Arrays) -> Halves:
     """`is_half` of many arrays, bool of shape (n,); None if all are float32."""
     try:
-        dtypes = list(map(dtype_of, arrays))
+        dtypes = list(map(memory_dtype, arrays))
     except RuntimeError:
-        # One was set with fill(), and has no memory yet.
-        dtypes = list(map(dtype_or_float32, arrays))
+        dtypes = list(map(dtype_of, arrays))
     if {*dtypes} <= {FLOAT32}:
         return None
     flags = list(map(_IS_HALF.get, dtypes))

@@ -64,12 +64,14 @@ class CpuKernels(Kernels):
         return self._measured(x, counts.ctypes.data), counts
 
     def _measured(self, x: NdArray, counts: int) -> ArrayStatistics:
+        """Statistics of an array; `counts` is the address of its exponent histogram, 0 for none."""
         half, size = is_half(x), x.size
         address = x.data_ptr(FLOAT16 if half else FLOAT32, HOST)
         (row,) = self._statistics(_STATISTICS_TASK.pack(address, size, half, counts), 1)
         return ArrayStatistics(size, *row[:6])
 
     def _statistics(self, tasks: bytes, count: int) -> List[Tuple[Any, ...]]:
+        """Run tasks of statistics; return the fields of `_STATISTICS` for each."""
         rows = array_type(_ROW, count)()
         self._library.adaloss_statistics(self._level, self._threads, tasks, count, rows)
         return list(_STATISTICS.iter_unpack(rows))

@@ -104,10 +104,8 @@ class CudaKernels(Kernels):
         # Tasks of the last pass, with their first place.
         first_before, tasks = gradients.tasks or (None, None)
         if tasks is None or first_before != first:
-            places, factors = range(first, first + len(sources)), gradients.factors
-            tasks = DeviceTasks(
-                addresses, targets, gradients.sizes, rows=places, factors=factors, flags=flags
-            )
+            rows, sizes, factors = range(first, first + len(sources)), gradients.sizes, gradients.factors
+            tasks = DeviceTasks(addresses, targets, sizes, rows=rows, factors=factors, flags=flags)
             gradients.tasks = first, tasks
         else:
             tasks.move(addresses, targets, flags)
@@ -209,6 +207,7 @@ class CudaKernels(Kernels):
     def _launch(
         self, kernel: str, tasks: DeviceTasks, *arguments: Any, per_block: int = ELEMENTS_PER_BLOCK
     ) -> None:
+        """Launch a kernel for all tasks, with as many of them at once as fit in its arguments."""
         for start in range(0, tasks.count, self._max_tasks):
             part = slice(start, min(start + self._max_tasks, tasks.count))
             argument, blocks = tasks.argument(part, per_block, self._launcher.max_blocks)

@@ -69,6 +69,7 @@ class DeviceTasks:
 
 
 def _column(values: Column, dtype: Any, count: int) -> NDArray[Any]:
+    """Array of a column, for `count` tasks."""
     if not isinstance(values, (int, float)):
         return np.asarray(values, dtype)
     column = np.zeros(count, dtype)

@@ -46,18 +46,18 @@ def _check(name: str, hint: Any) -> Callable[[Any], bool]:
         one = _check(name, of[1])
         return lambda value: isinstance(value, dict) and all(map(one, value.values()))
     if kind is list:  # an exponent, which may be negative, and counts from there on; or nothing
-        return lambda value: (
-            isinstance(value, list)
-            and len(value) != 1
-            and all(type(one) is int and abs(one) < 2**63 for one in value)
-        )
+        return lambda value: isinstance(value, list) and len(value) != 1 and all(map(_is_int64, value))
     if name in ("alpha", "scale", "before", "after"):
         return lambda value: type(value) in (int, float) and 0 < value < 2.0**1023
     if hint is float:
-        return lambda value: type(value) is float or (type(value) is int and abs(value) < 2**63)
+        return lambda value: type(value) is float or _is_int64(value)
     if hint not in (str, bool, int):
         raise TypeError(f"field {name} is a {hint}, which files of rows cannot hold")
     return lambda value: type(value) is hint and (hint is not int or 0 <= value < 2**63)
+
+
+def _is_int64(value: Any) -> bool:
+    return type(value) is int and abs(value) < 2**63
 
 
 _HINTS = {kind: get_type_hints(kind) for kind in _NAMES}
@@ -76,10 +76,9 @@ class AppendedFile(FileIO):
 
     def __init__(self, path: PathLike) -> None:
         name = os.fsdecode(path)
-        if os.path.exists(name):
-            kind = special_kind(os.stat(name))
-            if kind:  # opening or reading it could block
-                raise ValueError(f"{name} is {kind}: give the path of a file")
+        kind = special_kind(os.stat(name)) if os.path.exists(name) else None
+        if kind:  # opening or reading it could block
+            raise ValueError(f"{name} is {kind}: give the path of a file")
         super().__init__(name, "a+")
 
     def append(self, piece: bytes) -> None:

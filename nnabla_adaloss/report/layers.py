@@ -218,7 +218,7 @@ def layer_tables(layers: Layers) -> List[str]:
         "At the last recorded iteration, unless stated otherwise.",
         _table("The layers, from the loss backwards", COLUMNS, layers),
     )
-    with_data = {**_lines(layers, "weight_max"), **_lines(layers, "input_max")}
+    with_data = _lines(layers, "weight_max").keys() | _lines(layers, "input_max").keys()
     data = {name: rows for name, rows in layers.items() if name in with_data}
     if not data:
         return [numbers]
