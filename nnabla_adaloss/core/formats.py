@@ -63,9 +63,15 @@ class Format:
             positive_number(name, getattr(self, name))
         for name in ("has_infinity", "saturates"):
             object.__setattr__(self, name, boolean(name, getattr(self, name)))
-        if self.max > float(np.finfo(np.float32).max) or self.smallest_normal < 2.0**-126:
+        largest = float(np.finfo(np.float32).max)
+        if self.max > largest or self.smallest_normal < 2.0**-126:
             raise ValueError(
                 f"max and smallest_normal of {self.name} must lie in the normal range of float32"
+            )
+        if self.mantissa_bits == 23 and (self.max, self.smallest_normal) != (largest, 2.0**-126):
+            raise ValueError(
+                f"mantissa_bits=23 of {self.name} must have the range of float32: with as many bits, none is "
+                "rounded to a narrower range"
             )
         if self.smallest_subnormal != math.ldexp(self.smallest_normal, -self.mantissa_bits):
             raise ValueError(

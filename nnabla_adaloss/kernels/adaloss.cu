@@ -289,7 +289,7 @@ struct Tally {
     u32 negated_smallest;
 };
 
-// Adds a number that may be large, tiny or not finite; zeros are counted elsewhere.
+// Adds a number that may be large, tiny or not finite; the caller counts zeros.
 __device__ inline void add_in_double(Tally& tally, float number) {
     const u32 magnitude = magnitude_of(number);
     if (magnitude >= EXPONENT) {
@@ -398,7 +398,7 @@ __device__ inline void add_up_task(const Tally& tally, const Part& part, Row* ro
 template <bool COUNT_EXPONENTS>
 struct Measure {
     Tally tally;
-    u32* counts;  // of elements with each exponent
+    u32* counts;  // of elements with each exponent, if COUNT_EXPONENTS
 
     template <int N>
     __device__ inline void use(u64, const Values<N>& values) {
@@ -491,7 +491,7 @@ extern "C" __global__ __launch_bounds__(THREADS, RESIDENT_THREADS / THREADS) voi
     const Part part = part_of_block(tasks);
     u32* mine = of_warp[threadIdx.x / WARP];
     const Tally tally = part.task.flags & SOURCE_IS_HALF ? measured<__half, true>(part, mine)
-                                                : measured<float, true>(part, mine);
+                                                         : measured<float, true>(part, mine);
     __syncthreads();
     for (u32 bin = threadIdx.x; bin < EXPONENT_BINS; bin += THREADS) {
         u64 count = 0;

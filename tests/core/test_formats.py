@@ -106,3 +106,5 @@ def test_the_narrowest_and_the_widest_format() -> None:
         Format.ieee("float12", "5", 6)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"^mantissa_bits=24 must lie in \[1, 23\]"):
         Format.ieee("float33", 8, 24)
+    with pytest.raises(ValueError, match=r"^mantissa_bits=23 of narrow must have the range of float32"):
+        Format.ieee("narrow", 5, 23)  # numbers beyond its range would not be rounded
