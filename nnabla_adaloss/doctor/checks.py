@@ -121,5 +121,6 @@ def _examine_rivals(area: Area, *prefixes: str) -> Iterable[Finding]:
 
 
 def _installed_packages() -> Dict[str, str]:
-    """Names and versions, sorted by name."""
-    return dict(sorted((d.metadata["Name"].lower().replace("_", "-"), d.version) for d in distributions()))
+    """Names and versions, sorted by name; an interrupted pip leaves packages without a name."""
+    named = ((d.metadata["Name"], d.version) for d in distributions())
+    return dict(sorted((name.lower().replace("_", "-"), version) for name, version in named if name))

