@@ -26,7 +26,7 @@ from ..core.layer_record import LayerRecord, Reason
 from ..core.methods import Needs, overflow_limit
 from ..core.power_of_two import clamp_scale, floor_power_of_two
 from ..core.statistics import ArrayStatistics, statistics_of
-from ..core.validation import instance_or_none, integer, number, positive_number
+from ..core.validation import instance, instance_or_none, integer, number, positive_number
 from ..kernels import Kernels
 from ..monitor.audience import Audience, audience_of
 from ..monitor.events import LayerLook, LayerScaled
@@ -203,7 +203,8 @@ class AdaLoss:
         Raises:
             KeyError, TypeError, ValueError: `state` was not returned by `state_dict`.
         """
-        self._layers = {str(name): LayerState.from_list(values) for name, values in state["layers"].items()}
+        layers = instance("layers", state["layers"], dict)
+        self._layers = {str(name): LayerState.from_list(values) for name, values in layers.items()}
 
     def forget(self) -> None:
         """Drop all measurements of gradients and weights, as after loading other weights."""

@@ -290,6 +290,8 @@ def test_a_copy_goes_on_from_the_state_of_the_original() -> None:
     assert call(copy, arrays(0, 10)[0], layer="a", iteration=1) == 16.0
     with pytest.raises(ValueError, match="must be"):
         copy.load_state_dict({"layers": {"a": state["layers"]["b"], "b": [0, 0.0, 1.0, 1.0]}})
+    with pytest.raises(TypeError, match="^layers must be a dict"):
+        copy.load_state_dict({"layers": []})
     assert copy.layer_scales == {"a": 16.0, "b": 1.0}
     copy.forget()
     assert copy.layer_scales == {}
