@@ -21,7 +21,8 @@ class Format:
     Attributes:
         name: its name in messages and saved states.
         exponent_bits: width of the exponent field.
-        mantissa_bits: width of the stored significand, without the implicit leading bit.
+        mantissa_bits: width of the stored significand, without the implicit leading bit; 23 only with the
+            range of float32.
         max: largest finite number.
         smallest_normal: smallest positive number of full precision.
         smallest_subnormal: smallest positive number.
