@@ -46,7 +46,7 @@ class AdaLossConfig:
             Default 8: underflow in float16 is as with 1, and more save little time
             (benchmarks/results/measuring.md).
         scale_upper_bound: largest scale of one layer, for all methods except `"amax_history"`.
-        accum_upper_bound: largest product of the scales from the loss to a layer, likewise. Both as published.
+        accum_upper_bound: largest product of scales from the loss to a layer, likewise; both as published.
         use_bound: True if the two upper bounds apply. Measurements limit scales in any case.
         power_of_two: round scales down to powers of two, so that scaling never rounds a gradient.
         max_rescue_ratio: for `"element_wise_range"`: share of the products, largest first, to keep from
