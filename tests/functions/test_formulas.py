@@ -39,6 +39,16 @@ def test_nonfinite_gives_one(method: Any, g: np.ndarray, weight: Optional[np.nda
     assert get_loss_scale(g, weight, config=config, fan_in=4) == 1.0
 
 
+@pytest.mark.parametrize("scale_of", [get_loss_scale_by_approx_range, get_loss_scale])
+@pytest.mark.parametrize(("largest", "limit"), [(1e300, 65504e-100), (1e204, 1.0)])
+def test_squares_that_overflow_and_underflow_leave_the_limit(
+    largest: float, limit: float, scale_of: Any
+) -> None:
+    config = AdaLossConfig("approx_range", power_of_two=False)
+    found = scale_of(np.array([[largest]]), np.array([[1e-200]]), config=config, fan_in=1.0)
+    assert float(found) == pytest.approx(limit)
+
+
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
 def test_refused(bad: float) -> None:
     config = AdaLossConfig()

@@ -44,8 +44,9 @@ class ApproxRange(Method):
         sigma = g.std if W is None else math.sqrt(g.mean_square) * math.sqrt(W.mean_square * fan_in * 0.5)
         if sigma == 0.0:
             return 1.0
-        # Underflow asks for no scale below 1; the limit against overflow may.
-        scale = max(self.sigma_min(range) / sigma, 1.0)
+        # Underflow asks for no scale below 1; the limit against overflow may. 1.0 comes first: it is also the
+        # maximum if sigma is NaN, as of float64 elements with infinite squares in g, and squares of 0 in W.
+        scale = max(1.0, self.sigma_min(range) / sigma)
         return clamp_scale(min(scale, overflow_limit(g, W, fan_in, range.u_max)))
 
     def sigma_min(self, range: Range) -> float:
