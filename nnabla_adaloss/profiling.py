@@ -169,19 +169,19 @@ class _Clock:
         """Wrap `forward` or `backward` to read the clock before and after each function."""
 
         def run(*arguments: Any, **keywords: Any) -> Any:
-            self._look(_BETWEEN)
+            self._record(_BETWEEN)
             for name in ("function_pre_hook", "function_post_hook"):
-                keywords[name] = partial(self._look_before, keywords.get(name))
+                keywords[name] = partial(self._record_before, keywords.get(name))
             return method(*arguments, **keywords)
 
         return run
 
-    def _look_before(self, hook: Optional[Hook], f: Any) -> None:
-        self._look(self._layers[hash(f)])
+    def _record_before(self, hook: Optional[Hook], f: Any) -> None:
+        self._record(self._layers[hash(f)])
         if hook is not None:
             hook(f)
 
-    def _look(self, name: str) -> None:
+    def _record(self, name: str) -> None:
         """Add the time since the last reading, of kernels and the rest, to the function or part `name`."""
         now = perf_counter()
         rest = now - self._last - sum(self._pending.values())
@@ -192,7 +192,7 @@ class _Clock:
 
     def profile(self, iterations: int) -> Profile:
         """Times per iteration so far."""
-        self._look(_BETWEEN)
+        self._record(_BETWEEN)
         layers = {
             name: LayerTimes(**{field: 1e3 * seconds / iterations for field, seconds in sums.items()})
             for name, sums in self._sums.items()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scales of their own for single gradients, computed in backward: of a layer's input, of a cast."""
+"""Scales for single gradients, computed in backward: for a layer's input, or for a cast."""
 
 from __future__ import annotations
 
