@@ -10,6 +10,7 @@ from typing import Any, Dict, Literal, Type, Union
 
 import numpy as np
 
+from .power_of_two import is_power_of_two
 from .validation import boolean, integer, number, positive_number
 
 
@@ -78,6 +79,10 @@ class Format:
             raise ValueError(
                 f"smallest_subnormal={self.smallest_subnormal!r} of {self.name} must be smallest_normal * "
                 "2**-mantissa_bits"
+            )
+        if not is_power_of_two(self.smallest_normal) or self.nearest(self.max) != self.max:
+            raise ValueError(
+                f"smallest_normal of {self.name} must be a power of two, and max one of its numbers"
             )
         if number("u_min", self.u_min) == 0.0:
             object.__setattr__(self, "u_min", self.smallest_subnormal)

@@ -69,7 +69,7 @@ class ScaleSchedule:
         return 1.0 if index is None else self.loss_weights[index]
 
     def moved_to(self, loss_weights: Tuple[float, ...], max_scale: float) -> Optional[ScaleSchedule]:
-        """Schedule with the same alphas if loss weights moved by one power of two, at most to `max_scale`."""
+        """Same alphas, if loss weights moved by one power of two and scales fit into `max_scale`; or None."""
         if [old > 0.0 for old in self.loss_weights] != [new > 0.0 for new in loss_weights]:
             return None  # other components are inactive
         # A scale moves against its loss weight: gradients are then stored as before. None: inactive.

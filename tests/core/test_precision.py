@@ -140,6 +140,8 @@ def test_a_format_of_ones_own() -> None:
         ({"max": 1e39}, "normal range of float32"),
         ({"smallest_normal": 2.0**-127}, "normal range of float32"),
         ({"smallest_subnormal": 2.0**-10}, "smallest_subnormal=.* must be smallest_normal"),
+        ({"smallest_normal": 1.5 * 2.0**-14, "smallest_subnormal": 1.5 * 2.0**-20}, "must be a power of two"),
+        ({"max": 65000.0}, "max one of its numbers"),
         ({"has_infinity": 1}, "has_infinity=1"),
         ({"u_min": -1.0}, "u_min=-1.0"),
     ],
