@@ -26,7 +26,7 @@ from ..core.layer_record import LayerRecord, Reason
 from ..core.methods import Needs, overflow_limit
 from ..core.power_of_two import clamp_scale, floor_power_of_two
 from ..core.statistics import ArrayStatistics, statistics_of
-from ..core.validation import instance, instance_or_none, integer, number, positive_number
+from ..core.validation import instance, instance_or_none, integer, nonnegative_number, number, positive_number
 from ..kernels import Kernels
 from ..monitor.audience import Audience, audience_of
 from ..monitor.events import LayerLook, LayerScaled
@@ -135,8 +135,13 @@ class AdaLoss:
             infinity or a NaN.
 
         Raises:
+            TypeError, ValueError: a number cannot be that of a layer, such as a NaN.
             ValueError: a user-defined method returned anything but a positive finite number.
         """
+        previous_scale = positive_number("previous_scale", previous_scale)
+        fan_in = nonnegative_number("fan_in", fan_in)
+        terms = fan_in if fan_in_bound is None else nonnegative_number("fan_in_bound", fan_in_bound)
+        iteration = integer("iteration", iteration)
         state, config = self._layers.get(layer, LayerState()), self.config
         needs, age = config.method.needs, iteration - state.computed_at
         # Also if iterations are counted from the start again.
@@ -163,7 +168,6 @@ class AdaLoss:
                 state = state._replace(computed_at=iteration, unbounded=unbounded)
             # The overflow guard, from these statistics if both are known, else from the last ones.
             if g_statistics is not None and (W is None) == (weight_statistics is None):
-                terms = fan_in if fan_in_bound is None else fan_in_bound
                 limit = overflow_limit(g_statistics, weight_statistics, terms, config.range.u_max)
                 state = state._replace(accumulated_limit=previous_scale * limit)
             # Bounds, the guard, a power of two, and the range of the scaled weight.

@@ -214,14 +214,13 @@ def get_loss_scale(
         >>> float(get_loss_scale(g, W, config=AdaLossConfig(), fan_in=2, prev_scale=128.0))
         8.0
     """
-    terms = positive_number("fan_in", fan_in)
     instance("config", config, AdaLossConfig)
     g, W, of_g, of_w = _with_statistics(g, W)
     alpha = AdaLoss(config).loss_scale(
         "",
         g,
         W,
-        fan_in=terms,
+        fan_in=positive_number("fan_in", fan_in),
         previous_scale=positive_number("prev_scale", prev_scale),
         iteration=0,
         g_statistics=of_g,

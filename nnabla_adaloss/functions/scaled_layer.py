@@ -230,10 +230,7 @@ class ScaledLayer(GradientScaling):
         super().__init__("", tracker, tracker.ada_loss, context, layout=_layout_of(x, w))
         copier = None if w.parent is None else tracker.functions.get(hash(w.parent))
         if not isinstance(copier, Unscale):
-            raise ValueError(
-                "w must be the result of unscale(weight, tracker), with this tracker: the scale is applied "
-                "to a copy of the weight"
-            )
+            raise ValueError("w must be the result of unscale(weight, tracker): this tracker's copy to scale")
         if copier.is_scaled:
             raise ValueError("w is scaled by another layer: call unscale(weight, tracker) for each layer")
         copier.is_scaled = True

@@ -247,6 +247,21 @@ def test_a_method_with_a_history() -> None:
     assert seen == [[2.0], [2.0, 0.5], [8.0, 2.0, 1.0], [0.5, 0.25, 0.25], [0.25, 0.25, 0.25]]
 
 
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [
+        *(("previous_scale", bad) for bad in (0.0, -8.0, math.nan, math.inf, "8")),
+        *((name, bad) for name in ("fan_in", "fan_in_bound") for bad in (-1.0, math.nan, math.inf)),
+        ("iteration", 1.5),
+    ],
+)
+def test_numbers_that_no_layer_has_are_refused(name: str, bad: Any) -> None:
+    ada_loss = NumpyAdaLoss()
+    with pytest.raises((TypeError, ValueError), match=f"^{name}="):
+        ada_loss.loss_scale("fc", G, W, **{"fan_in": 4.0, "previous_scale": 1.0, "iteration": 0, name: bad})
+    assert ada_loss.layer_scales == {}
+
+
 def test_monitors_receive_every_decision() -> None:
     ada_loss = NumpyAdaLoss()
     alpha = call(ada_loss, iteration=7, previous_scale=32.0)
