@@ -68,12 +68,12 @@ class LogMonitor(Monitor):
 
     def on_batch_repeated(self, event: BatchRepeated) -> None:
         """Log a repeated batch, with the cause."""
-        logger.warning("iteration %d, attempt %d: batch repeated: %s%s", *event[:3], _first_of(event.layers))
+        logger.warning("iteration %d, attempt %d: batch repeated: %s%s", *event[:3], _first_bad(event.layers))
 
     def on_batch_thrown_away(self, event: BatchThrownAway) -> None:
         """Log a lost batch, with the cause."""
         batches = "1 batch is" if event.batches == 1 else f"{event.batches} batches are"
-        why = f"{event.cause}{_first_of(event.layers)}" + (f"; {event.detail}" if event.detail else "")
+        why = f"{event.cause}{_first_bad(event.layers)}" + (f"; {event.detail}" if event.detail else "")
         logger.warning("iteration %d: %s lost: %s", event.iteration, batches, why)
 
     def on_scale_changed(self, event: ScaleChanged) -> None:
@@ -81,7 +81,7 @@ class LogMonitor(Monitor):
         logger.info("iteration %d: loss scale %g -> %g", *event)
 
 
-def _first_of(layers: Sequence[str]) -> str:
+def _first_bad(layers: Sequence[str]) -> str:
     return f"; first bad layer: {layers[0]}" if layers else ""
 
 

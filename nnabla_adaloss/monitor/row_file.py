@@ -141,7 +141,7 @@ def read_rows(path: PathLike) -> List[events.Event]:
     """Read the rows of a file; of iterations that ran again after a crash, the second run's."""
     name = os.fsdecode(path)
     rows: List[events.Event] = []
-    began_anew = False
+    resumed = False
     with open(name, "rb") as file:
         _check_header(name, file.readline(_CHUNK))
         for number, line in enumerate(file, start=2):
@@ -149,14 +149,14 @@ def read_rows(path: PathLike) -> List[events.Event]:
                 break
             try:
                 content = json.loads(line)
-                if "kind" in content:
-                    began_anew = True
+                if "kind" in content:  # the header that a resumed training has written
+                    resumed = True
                     continue
                 row = _row(**content)
             except (ValueError, TypeError, RecursionError) as error:
                 raise ValueError(f"{name} is damaged in line {number}: {error}") from None
-            if began_anew:
-                began_anew = False
+            if resumed:
+                resumed = False
                 rows = [earlier for earlier in rows if earlier.iteration < row.iteration]
             rows.append(row)
     return rows

@@ -80,11 +80,11 @@ class LayerRow(NamedTuple):
         return self.overflowed / self.elements
 
 
-_OF_LAYER = ["alpha", "scale", "underflow", "overflow", "nonfinite", "headroom"]
-_OF_LAYER += ["weight_max", "weight_subnormal", "input_max", "input_subnormal"]
+_LAYER_CURVES = ["alpha", "scale", "underflow", "overflow", "nonfinite", "headroom"]
+_LAYER_CURVES += ["weight_max", "weight_subnormal", "input_max", "input_subnormal"]
 # Fields of a row that TensorBoard and `to_monitor_series` draw over iterations, by the name of the curve.
 _CURVES: Dict[Type[Any], Dict[str, str]] = {
-    LayerRow: dict(zip(_OF_LAYER, _OF_LAYER)),
+    LayerRow: dict(zip(_LAYER_CURVES, _LAYER_CURVES)),
     UpdateEnded: {"loss": "loss", "retries": "retries", "loss_scale": "scale"},
     ScaleChanged: {"loss_scale": "after"},
     BatchThrownAway: {"batches_lost": "batches"},
