@@ -29,10 +29,9 @@ LIBRARIES_BY_CUDA_VERSION: Mapping[str, Sequence[str]] = {
 extension's name."""
 
 
-def find_extension_library(nnabla_ext_folders: Iterable[Path]) -> Optional[Path]:
+def find_extension_library(folders: Iterable[Path]) -> Optional[Path]:
     """Find `libnnabla_cuda-<CUDA version>_<cuDNN version>.so` in the folders of `nnabla_ext`, if any."""
-    paths = (library for folder in nnabla_ext_folders for library in folder.glob("cuda/libnnabla_cuda-*.so"))
-    return next(paths, None)
+    return next((path for folder in folders for path in folder.glob("cuda/libnnabla_cuda-*.so")), None)
 
 
 def cuda_version_of(extension_library: Path) -> str:

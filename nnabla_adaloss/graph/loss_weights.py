@@ -105,11 +105,13 @@ class LossWeights:
         # Positions of the fed leaves that factors read.
         fed = [one.factor for one in self._passages if isinstance(one.factor, Factor) and one.factor.fed]
         self._fed = {position for factor in fed for _, read in factor.terms for position in read}
-        # True for components whose weight depends on data: on more than constants and fed leaves. With their
-        # factors far from 1, such weights differ.
-        data = [isinstance(one.factor, Factor) and not one.factor.fed for one in self._passages]
-        tried = [self._weights([far if one else 1.0 for one in data]) for far in (1.0, _FAR) if any(data)]
-        self._data_dependent = [one != other for one, other in zip(*tried)]
+        # True for factors that depend on data: on more than constants and fed leaves.
+        of_data = [isinstance(one.factor, Factor) and not one.factor.fed for one in self._passages]
+        # True for components whose weights change with such factors; empty if there are none.
+        self._data_dependent: List[bool] = []
+        if any(of_data):
+            near, far = (self._weights([value if one else 1.0 for one in of_data]) for value in (1.0, _FAR))
+            self._data_dependent = [one != other for one, other in zip(near, far)]
 
     def of_alike(self, nodes: Sequence[NodeStructure], described: GraphDescription) -> LossWeights:
         """Adapt to a graph that differs only in shapes and constants."""
@@ -156,8 +158,10 @@ class LossWeights:
 
     def _is_near(self, weights: Tuple[float, ...], in_use: Tuple[float, ...]) -> bool:
         """True if only data-dependent weights differ, and only as much as a schedule allows."""
-        pairs = zip(weights, in_use, self._data_dependent)
-        return not [1 for w, u, may in pairs if w != u and not (may and w <= _ABOVE * u and u <= _BELOW * w)]
+        for weight, used, may_differ in zip(weights, in_use, self._data_dependent):
+            if weight != used and not (may_differ and weight <= _ABOVE * used and used <= _BELOW * weight):
+                return False
+        return True
 
     def _passages_of(self, nodes: Sequence[NodeStructure], described: GraphDescription) -> List[Passage]:
         """Paths through the functions at the loss, in backward order, one for each input with a gradient."""

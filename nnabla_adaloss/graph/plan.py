@@ -165,9 +165,8 @@ class GraphPlan:
             other._hold(graph)
             other.labels = function_names(described)
         other.nodes = list(map(other._adapted_node, self.nodes))
-        other._weights = {
-            by_layer: weights.of_alike(other.nodes, described) for by_layer, weights in self._weights.items()
-        }
+        weights = self._weights.items()
+        other._weights = {by_layer: one.of_alike(other.nodes, described) for by_layer, one in weights}
         # Cached properties that depend on names, or on shapes and arguments, are computed again.
         outdated = {"by_number", "layer_inputs"}
         if (described.args, described.shapes) != (before.args, before.shapes):
@@ -203,18 +202,14 @@ class GraphPlan:
     @cached_property
     def merged(self) -> MergedComponents:
         """Components, merged where only hooks could split them."""
-        components = self.components(by_layer=True)
-        return merge_components(
-            components, self.nodes, self._size_classes, self.swappable, self.described.one_gradient
-        )
+        components, shared = self.components(by_layer=True), self.described.one_gradient
+        return merge_components(components, self.nodes, self._size_classes, self.swappable, shared)
 
     def loss_weights(self, *, by_layer: bool) -> LossWeights:
         """Reader of the loss weights of the components with the same `by_layer`."""
         if by_layer not in self._weights:
-            components = self.components(by_layer=by_layer)
-            self._weights[by_layer] = LossWeights(
-                self.nodes, self._section, self.described, components, self.scalars
-            )
+            nodes, described, components = self.nodes, self.described, self.components(by_layer=by_layer)
+            self._weights[by_layer] = LossWeights(nodes, self._section, described, components, self.scalars)
         return self._weights[by_layer]
 
     @cached_property
