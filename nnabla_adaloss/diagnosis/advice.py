@@ -199,7 +199,7 @@ class _Trials:
             harms = self._try(dict.fromkeys(_patterns_of(name, self._repeated), candidate))
             own = [harms[use] for use in self._uses[name]]
             # It may corrupt the gradients of others.
-            _, overflow, error = map(max, zip(*(harm.gradients for harm in harms.values())))
+            _, overflow, error, _ = map(max, zip(*(harm.gradients for harm in harms.values())))
             underflow = max(harm.gradients.underflow for harm in own)
             data = (max(shares) for shares in zip(*(harm[1:] for harm in own)))
             harm = found[str(precision)] = Harm(StorageEffect(underflow, overflow, error), *data)

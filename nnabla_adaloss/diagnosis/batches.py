@@ -45,8 +45,10 @@ class Batches:
         """Origin of zeros that are only repeated or reshaped."""
         while v.parent is not None:
             kind, read = v.parent.info.type_name, v.parent.inputs
-            # A product of zeros is 0, if its bias is 0, too.
-            read = read[1:2] if kind == "Embed" else read[:1] if is_matrix_product(kind) else read
+            # A product with zeros is 0, if its bias is 0, too.
+            if is_matrix_product(kind):
+                read = self.zero_factors(v.parent)[:1]
+            read = read[1:2] if kind == "Embed" else read
             if [self.largest(w) for w in read] != [0.0]:
                 break
             v = read[0]

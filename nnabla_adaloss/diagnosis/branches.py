@@ -8,6 +8,7 @@ from typing import Any, Iterable, Iterator, List, Tuple
 
 import nnabla as nn
 
+from ..graph.functions import is_matrix_product
 from . import remedies
 from .batches import Batches
 from .causes import Cause, Note
@@ -18,6 +19,8 @@ from .watching import largest
 
 # Factor by which a function makes a gradient smaller by far.
 _SHRINKS = 1e3
+# Numbers that leave next to nothing of a weight's gradient.
+_NOTHING = 1e-6
 # Functions that make a gradient small because of the numbers that they read.
 _SATURATING = ("Exp", "Sigmoid", "SoftPlus", "Tanh")
 
@@ -122,6 +125,9 @@ class Branches(Batches):
                     remedy = growth.remedy or remedies.SATURATED
                 clause = growth.clause * remedies.is_a(f, *_SATURATING)
                 found = f"; {network.listed([f])} leaves {left:.1e} of {arriving:.1e}{clause}", remedy
+        reads = layer.inputs[0]
+        if not found[0] and is_matrix_product(layer.info.type_name) and self.largest(reads) < _NOTHING:
+            return f"; it reads numbers up to {self.largest(reads):.1g}", remedies.LARGER_NUMBERS
         if not found[0]:
             operands = Operands(network, self._sights[0])
             growth = operands.growth(operands.gradient_steps(layer), "gradients", shrinks=True)

@@ -80,7 +80,8 @@ class Ends(Batches):
                 ended.add(key)
                 continue
             # A loss weight that a feeder may raise later.
-            if any(v.size == 1 and network.is_input(v) and not self.largest(v) for v in f.inputs):
+            zeros = [self.zero_origin(v) for v in f.inputs if not self.largest(v)]
+            if any(v.size == 1 and network.is_input(v) for v in zeros):
                 continue
             at_fault = self._at_fault(f)
             kind = next(iter(at_fault.values())).kind

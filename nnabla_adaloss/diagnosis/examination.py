@@ -28,11 +28,13 @@ from .steps import Steps
 from .target import Feeder, Network, Subject, input_name
 from .units import Units
 from .untrained import alike_weights, notes, untrained
-from .verdicts import COARSE, USELESS, LayerNumbers, NetworkNumbers
+from .verdicts import COARSE, USELESS, LayerNumbers, NetworkNumbers, serves
 from .watching import REPEATED, Sight
 
 # Ends of the names of functions that compare predictions with targets.
 _COMPARING = ("Error", "Loss", "CrossEntropy", "KLMultinomial")
+# Share of a layer's units that lose their gradient in any way of scaling from which this is noted.
+_LOST_UNITS = 0.25
 # Formats tried besides the requested one.
 _FORMATS: Sequence[PrecisionName] = ("float16", "bfloat16", "fp8_hybrid")
 
@@ -168,7 +170,10 @@ class _Examination:
                 causes += self._of_gradients(layers)
         except NoBackward as error:
             what = f"it has no backward, so that nothing before it can be trained (nnabla: {error.told})"
-            causes = [Cause("no_backward", self._network.name(error.function), what, remedies.NO_BACKWARD)]
+            f = self._network.function(error.function)
+            is_loss = f.info.type_name.endswith(_COMPARING)
+            remedy = remedies.SCORES_FIRST if is_loss else remedies.NO_BACKWARD
+            causes = [Cause("no_backward", self._network.name(f), what, remedy)]
         causes = list(summed_up(causes))
         in_fp32, as_stored = (float(np.mean(one)) for one in zip(*self._losses or [(math.nan, math.nan)]))
         left_out = self._noise.gradients | self._left_out
@@ -243,6 +248,10 @@ class _Examination:
                 yield Note(what, alike, f": {remedies.INITIALISE}.")
             starved = [n.name for n in layers if not (n.nonzero or n.waits_for or causes)]
             yield from self._branches.blocked(layer for layer in self._layers if layer.name in starved)
+            lost = [n.name for n in layers if min(one.lost_units for one in n.effects.values()) > _LOST_UNITS]
+            if lost:
+                end = f" with any scale: in {self._storage} it is too small beside that of others."
+                yield Note("Many units lose their gradient in ", lost, end)
             found = [note for one in self._as_stored for note in Deviations(self._network, one).notes()]
             yield from {tuple(note.names): note for note in found}.values()
             yield from Deviations(self._network, self._as_stored[0]).next_to_the_end()
@@ -334,6 +343,9 @@ class _Examination:
         # Of 8 bits, errors of a third are usual.
         damaged = [n.name for n in learning if not n.floor < (USELESS if n.stored.bits <= 8 else COARSE)]
         beyond = self._not_finite(self._as_stored)
+        if learning and all(serves(n.effects, Way.ADAPTIVE) for n in learning):
+            # Only the value of the loss is beyond the format, not its derivative.
+            beyond = [cause._replace(fatal=False) for cause in beyond]
         yield from beyond
         ended = self._ends.functions()
         ends = list(distinct((*ended.values(), *self._ends.saturated(), *self._branches.clipped())).values())

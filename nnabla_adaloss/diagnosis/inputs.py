@@ -31,12 +31,13 @@ _MOST = 0.5
 # Deviation of the rows of a batch, and of all numbers of an input, as a share of their size, that is noted.
 _ALIKE, _FLAT, _EQUAL = 1e-3, 0.01, 1e-6
 # Share of dropped numbers that is noted.
-_DROPS = 0.9
+_DROPS = 0.95
 # Numbers of an input that hardly differ from 0, above those that a format may lose; and those that saturate
 # gates.
 _HELD, _SMALL, _LARGE = 1e-7, 0.02, 20.0
 _GATED = {"GRU", "LSTM", "RNN"}
 _SOFTMAX = {"LogSoftmax", "Softmax", "SoftmaxCrossEntropy"}
+_MAPS = {"Convolution", "Deconvolution"}
 _OF_LABELS, _FEW = {"CategoricalCrossEntropy", "SoftmaxCrossEntropy"}, 16
 # Ends of the names of functions whose outputs a training makes smaller.
 _ERRORS = ("AbsoluteError", "CrossEntropy", "HuberLoss", "SquaredError")
@@ -57,7 +58,9 @@ def notes(examined: Subject, network: Network, sights: Sequence[Sight]) -> Itera
                 yield Note("", [network.name(f)], f" {text}.")
     products = [f for f in network.graph.functions if _has_weights(f, network)]
     alike = [f for f in products if all(s.variation.get(hash(f), 1.0) < _ALIKE for s in sights)]
-    if alike and alike[-1] == products[-1] and len(sights) > 1:
+    # Of weights that start from 0, such as those of styles, rows differ later.
+    starts = any(v.ndim > 1 and not v.d.any() for key, v in network.leaves.items() if key in network.names)
+    if alike and alike[-1] == products[-1] and len(sights) > 1 and not starts:
         end = f" on: in each batch, the rows that it reads differ by less than {_ALIKE:.1%}."
         yield Note("No layer can tell samples apart, from ", [network.name(alike[0])], end)
     factored = (f for f in network.graph.functions if f.info.type_name == "Mul2")
@@ -109,6 +112,14 @@ def _of(f: Any, network: Network, fed: Fed) -> Iterator[str]:
     is_square = len({*f.inputs[0].shape}) < 2 or f.inputs[0].ndim != 2
     if kind in _SOFTMAX and args["axis"] == 0 and network.nodes[hash(f)].loss_section and not is_square:
         yield "normalises over the first axis, which is that of samples: choose the axis of classes"
+    scores: Any = remedies.origin(f.inputs[0])
+    is_of_maps = kind in _SOFTMAX and remedies.is_a(scores, *_MAPS)
+    if (
+        is_of_maps
+        and args["axis"] not in (1, 1 - f.inputs[0].ndim)
+        and not scores.info.args.get("channel_last")
+    ):
+        yield f"normalises over axis {args['axis']}, where {network.name(scores)} has channels in axis 1"
     if first is not None and _has_weights(f, network) and _HELD < np.abs(first).max() < _SMALL:
         yield f"reads numbers up to {np.abs(first).max():.2g} only: {remedies.NORMALISE_DATA}"
     if first is not None and kind in _GATED and np.abs(first).max() > _LARGE:
@@ -124,12 +135,16 @@ def _of(f: Any, network: Network, fed: Fed) -> Iterator[str]:
     is_multi_label = kind in _PROBABILITIES and targets.ndim == 3 and targets.shape[-1] > 1 and most == 0.0
     if is_multi_label:
         yield f"reads targets that are all 0: {remedies.LABELS}"
-    if kind in _OF_LABELS and targets.size > _FEW and least == most >= 0.0 and not is_contrast:
-        yield f"reads the label {least:g} of all samples: {remedies.LABELS}"
+    by_batch = targets.reshape(len(targets), -1)
+    is_one = by_batch.size > _FEW and by_batch.shape[1] > 1 and (by_batch == by_batch[:, :1]).all()
+    if kind in _OF_LABELS and is_one and least >= 0.0 and not is_contrast:
+        label = f"the label {least:g} of all samples" if least == most else "a single label in each batch"
+        yield f"reads {label}: {remedies.LABELS}"
     if kind in DIFFERENCES:
         low, high = _RANGES.get(before, (-math.inf, math.inf))
         if np.mean((targets < low) | (targets > high)) > _MOST:
             yield f"compares numbers from {low:g} to {high:g} with targets from {least:.3g} to {most:.3g}"
         count = max(f.outputs[0].shape, default=0)
         if count > 1 and {v.shape for v in f.inputs} == {(count, 1), (1, count)}:
-            yield f"compares each of {count} numbers with each of {count} targets: reshape one of them"
+            what = f"compares each of {count} numbers with each of {count} targets"
+            yield f"{what}: reshape one, unless all pairs are meant"

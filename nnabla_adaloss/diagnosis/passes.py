@@ -196,11 +196,14 @@ class StorageEffect(NamedTuple):
         overflow: share of the elements that are finite in fp32 and are not as stored.
         error: relative error of the weight gradient against fp32 (of the output gradient where there is no
             weight), as the ratio of Euclidean norms; infinite if any is not finite.
+        lost_units: share of the rows or columns of a weight gradient that are nonzero in fp32 and only zeros
+            as stored, in all batches.
     """
 
     underflow: float
     overflow: float
     error: float
+    lost_units: float = 0.0
 
 
 class Tally:
@@ -210,6 +213,8 @@ class Tally:
         # Nonzero elements, and those lost; finite elements, and those that overflow; squares of errors, and
         # of exact values.
         self._sums: Dict[int, NDArray[np.float64]] = {key: np.zeros(6) for key in keys}
+        # By key: for rows, and for columns, those that were nonzero in any batch, before and after storage.
+        self._slices: Dict[int, List[NDArray[np.bool_]]] = {}
 
     def add(self, stored: Gradients, fp32: Gradients, unstored: Optional[Gradients] = None) -> None:
         """Add errors against `fp32`, and losses and overflows against `unstored`, if given."""
@@ -221,6 +226,12 @@ class Tally:
             with np.errstate(invalid="ignore", over="ignore"):
                 squares = np.sum((rounded - fp32[key]) ** 2), np.sum(fp32[key] ** 2)
                 sums += [*map(np.count_nonzero, counted), *squares]
+            if complete.ndim > 1:
+                sizes = complete.shape[0], complete.shape[-1]
+                seen = [(x != 0.0).any(axis=(*range(1, x.ndim),)) for x in (complete, rounded)]
+                seen += [(x != 0.0).any(axis=(*range(x.ndim - 1),)) for x in (complete, rounded)]
+                known = self._slices.setdefault(key, [np.zeros(size, bool) for size in np.repeat(sizes, 2)])
+                self._slices[key] = [a | b for a, b in zip(known, seen)]
 
     def nonzero(self, layer: Layer) -> int:
         """Number of nonzero elements in the gradients of a layer's weights, or else outputs."""
@@ -251,6 +262,11 @@ class Tally:
             own = self.effect(part, part)
             if not left_out.isdisjoint(part):
                 own = StorageEffect(0.0, own.overflow, 0.0)
+            is_weight = layer.weights and left_out.isdisjoint(part)
+            slices = self._slices.get(part[0], []) if is_weight else []
+            for exact, stored in zip(slices[::2], slices[1::2]):
+                lost = np.count_nonzero(exact & ~stored) / max(np.count_nonzero(exact), 1)
+                own = own._replace(lost_units=max(own.lost_units, lost))
             worst = StorageEffect(*map(max, zip(worst, own)))
         return worst
 

@@ -50,6 +50,7 @@ PADDING = (
 )
 NO_DERIVATIVE = "use a function with a derivative, such as a factor of the scores, or a straight-through one"
 NO_BACKWARD = f"for a condition or an index, set need_grad=False on it; else {NO_DERIVATIVE}"
+SCORES_FIRST = "give it the scores first and the labels second; labels that are computed are to be unlinked"
 NOT_CONSTANT = "check what the loss computes of it, which is constant"
 UNLINK_TARGET = f"{NOT_CONSTANT}: a target that is computed of the prediction is to be unlinked"
 MEAN_OF_SOFTMAX = f"{NOT_CONSTANT}, as a mean over all classes of a softmax is"
@@ -72,6 +73,7 @@ PROPORTIONAL = "start from other numbers than 0: steps are in proportion to them
 LARGER_SHARE = "use a larger learning rate or coefficient: steps are that share of the weights"
 LARGER_FACTOR = "use a larger factor there"
 SCHEDULE = "call a schedule of epochs once per epoch"
+LARGER_NUMBERS = "make the numbers that it reads larger: look for the function that makes them small"
 LARGER_LOSS = "make the loss larger: a smaller epsilon makes this solver's first steps smaller"
 CLIP_LESS = "clip at a larger norm, or divide by less"
 CLIP_NORM = "clip at a number above 0"

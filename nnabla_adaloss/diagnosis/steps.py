@@ -84,7 +84,7 @@ class Steps:
         self._norms: Dict[str, Tuple[float, float]] = {}
         # Parameters that the steps make nonfinite.
         self._broken: Set[str] = set()
-        # Smallest share of all parameters that the steps leave, and the largest that one step changes.
+        # Smallest share of all parameters that the steps leave, and the largest of one that a step changes.
         self._left_by_steps, self._share = 1.0, 0.0
         # Losses before and after a step that makes it larger by far.
         self._diverging: Tuple[float, float] = (0.0, 0.0)
@@ -98,7 +98,10 @@ class Steps:
                 self._arriving[layer.name] = max(arriving, self._arriving[layer.name])
             examined.on_gradients(examined.solver)
         for layer in self._layers:
-            own = largest(in_fp32.statistics(v.grad) for v in layer.weights.values())
+            # A bias gets a gradient also where all that its layer reads is next to 0.
+            every = list(layer.weights.values())
+            weights = [v for v in every if v.ndim > 1 and v.g.any()] or every
+            own = largest(in_fp32.statistics(v.grad) for v in weights)
             self._sizes[layer.name] = largest(in_fp32.statistics(v.data) for v in layer.weights.values())
             self._left[layer.name] = max(own, self._left[layer.name])
             if examined.weight_decay:
@@ -133,10 +136,13 @@ class Steps:
             for _ in range(_TAKEN - 1):
                 solver.update()
             now = {hash(v): v.d for v in parameters.values()}
-            steps = [now[key] - x for key, x in before.items()]
-            old, new, step = (_norm(one) for one in (before.values(), now.values(), steps))
+            old, new = (_norm(one) for one in (before.values(), now.values()))
             if old:
-                self._share = max(self._share, step / old / _TAKEN)
+                nonzero = [key for key, x in before.items() if x.any()]
+                # A bias beside weights may have just left 0.
+                weights = [key for key in nonzero if before[key].ndim > 1] or nonzero
+                share = max(_norm([now[key] - before[key]]) / _norm([before[key]]) for key in weights)
+                self._share = max(self._share, share / _TAKEN)
                 self._left_by_steps = min(self._left_by_steps, new / old)
             self._broken |= {name for name in sound if not np.isfinite(parameters[name].d).all()}
             for layer in self._layers:

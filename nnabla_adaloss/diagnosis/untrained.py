@@ -54,6 +54,13 @@ def notes(examined: Subject, network: Network) -> Iterator[Note]:
         begin = f"No gradient gets to {len(missed)} parameter{'s' * (len(missed) > 1)}: "
         yield Note(begin, [*missed], where)
         return
+    # A solver's variables have need_grad=False.
+    wanted = {hash(v.data) for v in nn.get_parameters().values()}
+    constants = wanted & {hash(v.data) for v in network.graph.leaves.values() if not v.need_grad}
+    fixed = sorted(name for name, v in examined.parameters.items() if hash(v.data) in constants)
+    if fixed:
+        end = ", which this loss reads as constants: by nn.no_grad or fix_parameters, perhaps on purpose."
+        yield Note("The solver has ", fixed, end)
     solvers = (made for made in gc.get_objects() if isinstance(made, nn.solver.Solver))
     able = [made for made in solvers if has(made, "get_parameters")]
     held = {hash(v) for made in able for v in made.get_parameters().values()}
@@ -98,7 +105,9 @@ def _missed(examined: Subject, network: Network) -> Dict[str, int]:
     # A bias before nn.grad has no effect.
     ended = network.walk(f for f in network.graph.functions if f.info.type_name == "GradEndFunction")
     got |= {hash(v) for f in ended for v in f.inputs}
-    unwritten = sorted(wanted.keys() - examined.written)
+    # An average, some of whose parameters are as they were, or nothing yet.
+    averages = {name.partition("/")[0] for name in examined.written}
+    unwritten = sorted(name for name in wanted if name.partition("/")[0] not in averages)
     missed = {name: hash(wanted[name]) for name in unwritten if hash(wanted[name]) not in got}
     # For a loss alone the parameters to train are unknown: a discriminator's loss reaches no generator, and a
     # frozen part has no gradient on purpose. Then those between trained layers and behind a variable with

@@ -21,6 +21,8 @@ USELESS = 0.5
 COARSE = 0.3
 # A larger lost share means no gradient, for any error.
 _LOST = 0.5
+# Share of a layer's units that may lose their gradient although another way keeps it.
+_UNITS = 0.1
 
 
 class LayerNumbers(NamedTuple):
@@ -179,6 +181,9 @@ def serves(effects: Mapping[Way, StorageEffect], way: Way) -> bool:
     if own.overflow or not math.isfinite(own.error):
         return False
     best = min((k.error for k in effects.values() if not k.overflow), default=math.inf)
+    # Rare units may get next to nothing; not those that another way serves.
+    if own.lost_units > _UNITS + min(k.lost_units for k in effects.values()):
+        return False
     is_usual = own.error < USELESS and own.error <= _WORSE * best and own.underflow <= _LOST
     return own.error <= TOLERANCE or is_usual
 
@@ -221,6 +226,8 @@ def _lost(layer: LayerNumbers, way: Way) -> str:
         share, to = (effect.overflow, "overflow") if effect.overflow else (effect.underflow, "underflow")
         of, where = f" of {which}" * bool(which), f" from {begins} on" * bool(begins)
         return f"loses {_percent(share)}%{of} to {to}{where}"
+    if effect.lost_units > _UNITS and effect.error <= TOLERANCE:
+        return f"loses the whole gradient of {effect.lost_units:.0%} of its units to underflow"
     within = f" in {which}" * bool(which)
     if math.isinf(effect.error):
         return f"gets NaN{within}"

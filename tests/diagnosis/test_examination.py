@@ -829,6 +829,83 @@ def test_small_weights_may_grow_fast() -> None:
     assert "solver" not in {cause.kind for cause in causes}
 
 
+def test_a_task_of_a_few_columns_needs_a_scale_of_its_own() -> None:
+    (x, t), u = inputs(), nn.Variable((32, 1))
+    y = affine(hidden(x), 12, "head")
+    loud, quiet = y[:, :10], y[:, 10:]
+    feed = feeder(x, t, lambda: setattr(u, "d", t.d % 2))
+    verdict = diagnose(cross_entropy(loud, t) + 1e-9 * cross_entropy(quiet, u), feeder=feed).verdict
+    assert verdict.needs is Way.CONSTANT
+    assert "head/affine loses the whole gradient of 17% of its units to underflow" in verdict.line
+
+
+def test_units_that_no_scale_keeps_are_a_note() -> None:
+    (x, t), u = inputs(), nn.Variable((32, 1))
+    y = affine(hidden(x), 12, "head")
+    loss = cross_entropy(y[:, :6], t) + 1e-20 * cross_entropy(y[:, 6:], u)
+    diagnosis = diagnose(loss, feeder=feeder(x, t, lambda: setattr(u, "d", t.d % 2)))
+    (note,) = diagnosis.numbers.notes
+    assert (note.begin, note.names) == ("Many units lose their gradient in ", ["head/affine"])
+    assert not diagnosis.verdict.causes
+
+
+def test_only_the_value_of_a_loss_beyond_the_format_does_not_end_learning() -> None:
+    (x, t), u = inputs(), nn.Variable((32, 4))
+    rng = np.random.default_rng(0)
+    loss = F.mean(F.sum((affine(hidden(x), 4, "head") - u) ** 2, axis=1)) * 1e-3
+    feed = feeder(x, t, lambda: setattr(u, "d", 500.0 * rng.standard_normal(u.shape)))
+    diagnosis = diagnose(loss, feeder=feed)
+    (cause,) = diagnosis.verdict.causes
+    assert (cause.kind, cause.fatal) == ("overflow", False)
+    assert diagnosis.verdict.needs is not None
+
+
+def test_parameters_that_the_loss_reads_as_constants_are_a_note() -> None:
+    x, t = inputs()
+    with nn.no_grad():
+        h = hidden(x)
+    loss = classes(h, t)
+    (note,) = diagnose(updater_of(loss, feeder(x, t), S.Adam(1e-3))).numbers.notes
+    assert (note.begin, note.names) == ("The solver has ", ["fc1/affine/W", "fc1/affine/b"])
+
+
+def test_scores_given_as_labels_are_a_cause() -> None:
+    x, t = inputs()
+    loss = F.mean(F.sigmoid_cross_entropy(t, affine(hidden(x), 1, "head")))
+    (cause,) = diagnose(loss, feeder=feeder(x, t)).verdict.causes
+    assert (cause.kind, cause.remedy) == ("no_backward", remedies.SCORES_FIRST)
+
+
+def test_a_moving_average_that_the_feeder_writes_is_not_missed() -> None:
+    (x, t), rate = inputs(), 0.1
+    y, target = affine(hidden(x), 8, "online/head"), affine(x, 8, "target/head")
+    target.need_grad = False
+    own, average = (nn.get_parameters()[f"{name}/head/affine/W"] for name in ("online", "target"))
+    average.d = np.ones(average.shape)
+
+    def move() -> None:
+        average.d = (1.0 - rate) * average.d + rate * np.resize(own.d, average.shape)
+
+    loss = F.mean(F.squared_error(y, target))
+    diagnosis = diagnose(updater_of(loss, feeder(x, t, move), S.Adam(1e-3)))
+    assert not diagnosis.verdict.causes
+    assert "moving average" in " ".join(diagnosis.as_dict()["notes"])
+
+
+def test_a_weight_that_reads_next_to_nothing_is_no_matter_of_the_learning_rate() -> None:
+    x, t = inputs()
+    (cause,) = diagnose(updater_of(classes(x * 1e-7, t), feeder(x, t), S.Adam(1e-3))).verdict.causes
+    assert (cause.kind, cause.remedy) == ("epsilon", remedies.LARGER_NUMBERS)
+
+
+def test_a_gate_that_a_feeder_may_open_later_is_no_cause() -> None:
+    (x, t), gate = inputs(), nn.Variable((1, 1))
+    h = hidden(x)
+    side = affine(x, 16, "side") * F.broadcast(gate, (32, 16))
+    diagnosis = diagnose(classes(h + side, t), feeder=feeder(x, t, lambda: setattr(gate, "d", 0.0)))
+    assert not diagnosis.verdict.causes
+
+
 def test_steps_that_hardly_move_the_weights_are_a_note() -> None:
     loss, feed = network()
     diagnosis = diagnose(updater_of(loss * 1e-4, feed, S.Momentum(0.01)), batches=2)

@@ -43,6 +43,17 @@ def over_samples(axis: int) -> Callable[..., nn.Variable]:
     return loss
 
 
+def over_maps(axis: int) -> Callable[..., nn.Variable]:
+    def loss(x: nn.Variable, t: nn.Variable) -> nn.Variable:
+        maps = PF.convolution(
+            F.reshape(x, (ROWS, 1, 4, 4)), 3, (1, 1), name="head", rng=np.random.RandomState(1)
+        )
+        chosen = F.broadcast(F.reshape(F.one_hot(t, (3,)), (ROWS, 3, 1, 1)), maps.shape)
+        return -F.mean(chosen * F.log_softmax(maps, axis=axis))
+
+    return loss
+
+
 def pairs(x: nn.Variable, t: nn.Variable) -> nn.Variable:
     """Both axes are of samples."""
     scores = F.affine(hidden(x), F.transpose(PF.affine(x, 16, name="text"), (1, 0)))
@@ -180,6 +191,18 @@ NOTED: Dict[str, Tuple[Callable[..., nn.Variable], Tuple[Draw, Draw], Any, str]]
         (normal, labels),
         classification,
         "side/affine/Mul2 makes 0 of other numbers: check the mask",
+    ),
+    "a_single_label_in_each_batch": (
+        classification,
+        (normal, lambda rng: np.full((ROWS, 1), rng.integers(0, 5))),
+        (normal, labels),
+        "head/affine/SoftmaxCrossEntropy reads a single label in each batch: check the labels",
+    ),
+    "softmax_over_a_map": (
+        over_maps(-1),
+        (normal, lambda rng: rng.integers(0, 3, (ROWS, 1))),
+        over_maps(1),
+        "head/conv/LogSoftmax normalises over axis -1, where head/conv has channels in axis 1",
     ),
     "a_column_below_the_format": (
         weighted,

@@ -33,6 +33,18 @@ def test_errors_of_a_bias_that_cancels_are_left_out() -> None:
         assert tally.worst(layer, set()) == StorageEffect(0.0, 0.0, error)
 
 
+def test_units_lost_in_all_batches_are_counted_by_row_and_by_column() -> None:
+    layer = Layer("a", "Affine", {}, {1: nn.Variable((2, 4))})
+    tally, exact = Tally([1]), np.array([[1.0, 1.0, 1e-9, 0.0], [1.0, 1.0, 1e-9, 0.0]])
+    for column in (0, 1):
+        stored = np.where(exact < 1e-8, 0.0, exact)
+        stored[:, column] = 0.0
+        tally.add({1: stored}, {1: exact})
+    assert tally.worst(layer, set()).lost_units == 1 / 3
+    assert tally.worst(layer, {1}).lost_units == 0.0
+    assert Tally([1]).worst(layer, set()).lost_units == 0.0
+
+
 def test_differences_are_finite_and_zeros_exact() -> None:
     tally = Tally([1, 2, 3])
     tally.add({1: np.full(4, np.inf), 2: np.array([3.0, 3.0]), 3: np.zeros(2)}, FP32)

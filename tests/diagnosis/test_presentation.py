@@ -36,7 +36,12 @@ def test_a_dict_is_plain_json(name: str) -> None:
     found = diagnosis_of(name).as_dict()
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     if name != "nan":
-        assert found["layers"][0]["ways"]["none"].keys() == {"underflow", "overflow", "error"}
+        assert found["layers"][0]["ways"]["none"].keys() == {
+            "underflow",
+            "overflow",
+            "error",
+            "lost_units",
+        }
         assert found["formats"].keys() == {"float16", "bfloat16", "fp8_hybrid"}
 
 

@@ -31,6 +31,7 @@ def network(*layers: LayerNumbers, causes: Sequence[Cause] = ()) -> NetworkNumbe
     return NetworkNumbers("float16", 4, 1.0, 1.0, scales, layers, causes, formats, [])
 
 
+UNITS = StorageEffect(0.2, 0.0, 0.001, 0.2)
 COARSE = {way.name.lower(): StorageEffect(0.0, 0.0, 0.7) for way in Way}
 ALL = {way.name.lower(): LOST for way in Way}
 
@@ -91,6 +92,12 @@ ALL = {way.name.lower(): LOST for way in Way}
             None,
             "AdaptiveLossScalingUpdater comes closest; without, a loses 90% to underflow. Use bfloat16",
         ),
+        (
+            [layer("a", none=UNITS, constant=UNITS._replace(lost_units=0.1))],
+            Way.CONSTANT,
+            "A scale of 65536 works for all layers; without it, a loses the whole gradient of 20% of its",
+        ),
+        ([layer("a", none=UNITS, constant=UNITS, one=UNITS, adaptive=UNITS)], Way.NONE, "needs no scaling"),
         (
             [layer("a", **{way.name.lower(): StorageEffect(0.0, 0.0, 0.4) for way in Way})],
             Way.NONE,
