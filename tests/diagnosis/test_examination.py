@@ -894,7 +894,7 @@ def test_a_moving_average_that_the_feeder_writes_is_not_missed() -> None:
 
 def test_a_weight_that_reads_next_to_nothing_is_no_matter_of_the_learning_rate() -> None:
     x, t = inputs()
-    (cause,) = diagnose(updater_of(classes(x * 1e-7, t), feeder(x, t), S.Adam(1e-3))).verdict.causes
+    (cause,) = diagnose(updater_of(classes(x * 1e-7, t), feeder(x, t), S.Adam(1e-3, eps=1e-6))).verdict.causes
     assert (cause.kind, cause.remedy) == ("epsilon", remedies.LARGER_NUMBERS)
 
 
