@@ -80,7 +80,7 @@ def save_checkpoint(
         )
     written = io.BytesIO()
     with _between_updates(saved, "save_checkpoint()"):
-        variables = _variables(saved, _parameters(saved, modules))
+        variables = _variables(saved, modules)
         arrays = {key: v.data.get_data("r") for key, v in variables.items()}
         head = {"kind": _HEAD, "version": _VERSION, "extra": kept, "parts": [*map(_state_of, saved)]}
         np.savez(written, head=np.frombuffer(json.dumps(head).encode(), np.uint8), **arrays)
@@ -129,7 +129,7 @@ def load_checkpoint(path: Union[str, os.PathLike[str]], *parts: Any) -> Dict[str
     loaded, modules = _with_solvers(parts)
     head, arrays = _read(os.fsdecode(path))
     with _between_updates(loaded, "load_checkpoint()"), ExitStack() as changing:
-        variables = _variables(loaded, _parameters(loaded, modules))
+        variables = _variables(loaded, modules)
         _check(head["parts"], arrays, loaded, variables)
         before = {k: v.data.get_data("r").copy() for k, v in variables.items()}, [*map(_state_of, loaded)]
         # A signal handler that saves is refused, or waits, as during an update.
@@ -201,8 +201,11 @@ def _between_updates(parts: List[Any], caller: str) -> Iterator[None]:
         yield
 
 
-def _parameters(parts: List[Any], modules: List[Any]) -> Dict[str, nn.Variable]:
-    """Parameters of the current scope and of the parts; ValueError if names clash or some are missing."""
+def _variables(parts: List[Any], modules: List[Any]) -> Dict[str, nn.Variable]:
+    """Parameters of the current scope and of all parts, and solvers' states of each, by name in the file.
+
+    ValueError if names clash, or if the training needs more.
+    """
     parameters = dict(nn.get_parameters(grad_only=False))
     # Arrays, as a parameter of the scope may be a solver's or a Module's, too: each is saved once.
     saved = {variable.data for variable in parameters.values()}
@@ -229,11 +232,6 @@ def _parameters(parts: List[Any], modules: List[Any]) -> Dict[str, nn.Variable]:
             f"{missing}, which the checkpoint would miss: give its Module, too, as in save_checkpoint(path, "
             "updater, net), or have nn.get_parameters() list it, as get_parameter_or_create does"
         )
-    return parameters
-
-
-def _variables(parts: List[Any], parameters: Mapping[str, nn.Variable]) -> Dict[str, nn.Variable]:
-    """Parameters, and solvers' states of each, by their names in the file."""
     variables = {f"parameters/{name}": v for name, v in parameters.items()}
     for index, part in enumerate(parts):
         for name, state in part.get_states().items() if isinstance(part, Solver) else ():

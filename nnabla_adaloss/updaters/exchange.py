@@ -37,16 +37,16 @@ class GradientExchange:
             )
         if grads is not None and not isinstance(grads, Collection):
             raise TypeError(f"grads must be a list of NdArrays, got {type(grads).__name__}")
-        for index, grad in enumerate(() if grads is None else grads):
+        self._grads = [] if grads is None else list(grads)
+        for index, grad in enumerate(self._grads):
             if not isinstance(grad, nn.NdArray):
                 kind = type(grad).__name__
                 raise TypeError(f"grads[{index}] must be an NdArray, such as a Variable's .grad, got {kind}")
-        if grads and comm is None:
+        if self._grads and comm is None:
             raise ValueError(
                 "grads are exchanged through comm, but comm is None; pass a communicator, or no grads"
             )
-        self.comm = comm
-        self._grads = list(grads) if grads is not None else []
+        self.comm: Any = comm
         self._solver = solver
         self._broadcast = False
         # Names that all ranks have sent numbers under, in order, with their lengths.
@@ -64,12 +64,11 @@ class GradientExchange:
 
     def check_communicator(self) -> None:
         """Raise ValueError, before anything is exchanged, if a communicator would send float16."""
-        comm: Any = self.comm
-        if comm is None or self._broadcast:
+        if self.comm is None or self._broadcast:
             return
         # Its context cannot be read.
         sent = nn.NdArray.from_numpy_array(np.ones(1, np.float32))
-        comm.bcast([sent], 0, inplace=True)
+        self.comm.bcast([sent], 0, inplace=True)
         if dtype_of(sent) != np.float32:
             raise ValueError(
                 f"comm was made in a half context: it makes {dtype_of(sent)} of all it sends, master weights "
@@ -79,11 +78,10 @@ class GradientExchange:
 
     def begin_iteration(self, iteration: int, check_every: int) -> bool:
         """Set a communicator's iteration, broadcast parameters once, and return whether to compare ranks."""
-        comm: Any = self.comm
-        if hasattr(comm, "iteration"):
-            comm.iteration = iteration
+        if hasattr(self.comm, "iteration"):
+            self.comm.iteration = iteration
         if not self._broadcast:
-            comm.bcast([v.data for v in self.parameters.values()], 0, inplace=False)
+            self.comm.bcast([v.data for v in self.parameters.values()], 0, inplace=False)
             self._broadcast = True
             return False
         return bool(check_every) and iteration % check_every == 0
@@ -119,7 +117,7 @@ class GradientExchange:
         self, own: NDArray[Any], kernels: Optional[Kernels] = None, *, average: bool = False
     ) -> Tuple[NDArray[Any], bool]:
         """Gather rows of all ranks; with `kernels`, also sum gradients and return whether they are finite."""
-        comm: Any = self.comm
+        comm = self.comm
         # A communicator can only sum float32: each rank fills one row of a table, which is zero on all
         # others. In pieces of 16 bits, which float32 holds exactly.
         pieces = own.view(np.uint16)
@@ -138,8 +136,7 @@ class GradientExchange:
     @cached_property
     def _exchanges_all(self) -> bool:
         """True if all gradients that the solver uses are exchanged."""
-        chosen = self._grads
-        return not chosen or all(any(v.grad == g for g in chosen) for v in self.parameters.values())
+        return not self._grads or all(v.grad in self._grads for v in self.parameters.values())
 
     def any(self, flags: Sequence[bool]) -> List[bool]:
         """Combine each flag by `or` over the ranks, which must all pass the same number of flags."""
@@ -163,15 +160,15 @@ class GradientExchange:
 
     def check_ranks_agree(self, scales: Sequence[float], iteration: int) -> None:
         """Compare parameters and scales with those of rank 0; every rank raises if one differs."""
-        comm: Any = self.comm
         names = [*self.parameters, "the loss scales"]
         arrays = [v.data.get_data("r") for v in self.parameters.values()] + [np.array(scales, np.float64)]
         rows, _ = self._gather(np.array(list(map(checksum, arrays)), np.uint32))
         different = list(compress(names, (rows != rows[0]).any(axis=0)))
         if different:
-            here = "agrees with" if (rows[comm.rank] == rows[0]).all() else "differs from"
+            own = self.comm.rank
+            here = "agrees with" if (rows[own] == rows[0]).all() else "differs from"
             raise RankDisagreementError(
                 f"ranks disagree in iteration {iteration}: {', '.join(different[:5])}"
-                f"{' and others' if len(different) > 5 else ''} (rank {comm.rank} {here} rank 0). "
+                f"{' and others' if len(different) > 5 else ''} (rank {own} {here} rank 0). "
                 "Resume from a checkpoint; look for data or code that differs between ranks"
             )

@@ -90,12 +90,10 @@ class FixedLossScalingUpdater(AdaptiveLossScalingUpdater):
         # Every rank takes part, and counts the same cause. Lowered scales decide nothing here: S0 stays.
         verdict, _ = self._exchange.agree(outcome, repeat=False)
         self._count_lost(verdict, outcome)
-        self._notifier.count_lost(
-            self.iteration,
-            f"forward is not finite: {outcome.fault}"
-            if verdict.of_forward
-            else f"gradients overflowed at the fixed scale {self.scale:g}; first bad layer: {outcome.where}",
-            "; take a smaller scale, or AdaptiveLossScalingUpdater, which needs none",
-        )
+        cause = f"gradients overflowed at the fixed scale {self.scale:g}; first bad layer: {outcome.where}"
+        if verdict.of_forward:
+            cause = f"forward is not finite: {outcome.fault}"
+        advice = "; take a smaller scale, or AdaptiveLossScalingUpdater, which needs none"
+        self._notifier.count_lost(self.iteration, cause, advice)
         self._retries.last = outcome
         return self._skipped("skip", verdict.value if verdict.of_forward else "overflow")

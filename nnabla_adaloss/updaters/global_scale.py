@@ -44,20 +44,14 @@ class GlobalScale:
         return True
 
     def exchange(
-        self,
-        exchange: GradientExchange,
-        scaling: AdaptiveLossScaling,
-        *,
-        average: bool,
-        alike: bool,
-        bad: bool,
+        self, ranks: GradientExchange, scaling: AdaptiveLossScaling, *, average: bool, alike: bool, bad: bool
     ) -> Tuple[float, bool]:
         """Sum gradients, and adopt statistics and the lowest scale; return the scale, and if any are bad."""
         state = self.state._replace(scale=scaling.loss_scale) if self.measured else self.state
         measured = scaling.shared_statistics()
         # `alike`: S0 is equal on all ranks anyway, and not sent.
         own = {**(measured or {}), **({} if alike else {_S0: list(state)}), _BAD: [float(bad)]}
-        messages, finite = exchange.sum_with(own, scaling.kernels, average=average)
+        messages, finite = ranks.sum_with(own, scaling.kernels, average=average)
         if not alike:
             # The lowest scale wins; of equal ones that which is next to go down: with the least hysteresis
             # left, then the fewest good updates.

@@ -23,12 +23,12 @@ from ..errors import LossScaleError
 from ..graph.graph import Graph
 from ..graph.loss import REDUCE, LossLike, check_scale
 from ..monitor.audience import audience_of
-from ..monitor.events import BatchRepeated, BatchThrownAway, Overflowed, ScaleChanged
+from ..monitor.events import BatchRepeated, BatchThrownAway, Overflowed, ScaleChanged, UpdateEnded
 from ..undo import savepoint
 from .exchange import GradientExchange
 from .global_scale import GlobalScale
 from .idle import idle_of
-from .notifications import ANALYSE, Notifier, notify_training_began, notify_update
+from .notifications import ANALYSE, Notifier, notify_training_began
 from .retries import Counters, RetryState, UpdateResult
 from .settings import POLICY_FIELDS, history_of, hooks_by_pass
 from .solvers import make_memory, parameters_of
@@ -164,7 +164,11 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         if self._audience is not None:
             if self.scale != before.scale:
                 self._audience.tell(ScaleChanged(self.iteration, before.scale, self.scale))
-            notify_update(self._audience, self.iteration, result, self.scaling.variable)
+            # Reading the loss waits for a GPU.
+            if self._audience.wants(UpdateEnded, self.iteration):
+                loss = float(self.scaling.variable.d.flat[0])
+                kind = result.updated, result.reason, result.scale, result.retries
+                self._audience.tell(UpdateEnded(self.iteration, *kind, loss))
         return result
 
     def _run_iteration(self, *, resumed: bool) -> UpdateResult:
@@ -199,11 +203,9 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
             if skipped is not None:
                 return skipped
         # The gradients are complete, unscaled, and equal on all ranks.
-        report, retries = self.scaling.result, self._retries
-        learns = self._notifier.note_update(
-            self.iteration, self._s0.state.scale, [self.scaling], [self.solver]
-        )
-        if not report.state_finite:
+        scaling, retries, last = self.scaling, self._retries, self._retries.last
+        learns = self._notifier.note_update(self.iteration, self._s0.state.scale, [scaling], [self.solver])
+        if not scaling.result.state_finite:
             # Infinite running statistics would outlast the batch, whose gradients are finite.
             self._undo_batches()
         if self.average and self.accum_grad > 1:
@@ -219,15 +221,10 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         with self._idle.lock:
             # Update parameters in one call into C that runs no line of Python: no signal can come between the
             # step and the end of the iteration, with which it counts.
-            self.scaling.after_update(partial(deque, map(_CALL, (self.solver.update, self._undone.clear)), 0))
+            scaling.after_update(partial(deque, map(_CALL, (self.solver.update, self._undone.clear)), 0))
+        reason, layers = "updated" if learns else "zero_gradients", (last.layers, outcome.layers)
         return UpdateResult(
-            True,
-            self._s0.state.scale,
-            retries.retries,
-            "updated" if learns else "zero_gradients",
-            overflow_layers=retries.last.layers,
-            nonfinite_layers=outcome.layers,
-            component=retries.last.component,
+            True, self._s0.state.scale, retries.retries, reason, *layers, component=last.component
         )
 
     def _run_batches(self) -> Outcome:
@@ -277,16 +274,9 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
                 self._s0.lower()
             if self._audience is not None:
                 outcome = _together(before, outcome)
-                event = Overflowed(
-                    iteration=self.iteration,
-                    attempt=outcome.attempt,
-                    cause=outcome.verdict.value if outcome.verdict.of_forward else "overflow",
-                    layers=outcome.layers,
-                    component=outcome.component,
-                    scale=self.scaling.loss_scale,
-                    detail=outcome.fault,
-                )
-                self._audience.tell(event)
+                cause = outcome.verdict.value if outcome.verdict.of_forward else "overflow"
+                where = outcome.layers, outcome.component, self.scaling.loss_scale, outcome.fault
+                self._audience.tell(Overflowed(self.iteration, outcome.attempt, cause, *where))
 
         def on_repeat(outcome: Outcome) -> None:
             outcome = _together(before, outcome)

@@ -18,8 +18,7 @@ from ..graph.graph import Graph
 from ..graph.loss import variable_of
 from ..graph.plan import GraphPlan
 from ..monitor.audience import Audience
-from ..monitor.events import TrainingBegan, UpdateEnded
-from .retries import UpdateResult
+from ..monitor.events import TrainingBegan
 from .settings import POLICY_FIELDS
 from .solvers import has, parameters_of
 
@@ -71,21 +70,6 @@ def notify_training_began(audience: Audience, iteration: int, updater: Any) -> N
     now = datetime.now().astimezone().isoformat(timespec="seconds")
     words = {name: str(value) for name, value in settings.items()}
     audience.tell(TrainingBegan(iteration, now, installed_version(), words))
-
-
-def notify_update(audience: Audience, iteration: int, result: UpdateResult, loss: nn.Variable) -> None:
-    """Notify monitors of the end of an update."""
-    # Reading the loss waits for a GPU.
-    if audience.wants(UpdateEnded, iteration):
-        event = UpdateEnded(
-            iteration=iteration,
-            updated=result.updated,
-            reason=result.reason,
-            scale=result.scale,
-            retries=result.retries,
-            loss=float(loss.d.flat[0]),
-        )
-        audience.tell(event)
 
 
 class Notifier:
@@ -210,7 +194,5 @@ class Notifier:
             )
             return
         # Running statistics, or intentionally frozen ones: a solver's Variables do not show it.
-        fixed = {graph.keys[position] for position in graph.leaves}.difference(
-            graph.keys[position] for position in graph.needed
-        )
+        fixed = {graph.keys[position] for position in graph.leaves.keys() - graph.needed}
         self._untrained = {name: v for name, v in parameters.items() if hash(v) not in fixed}
