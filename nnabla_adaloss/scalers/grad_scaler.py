@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import nnabla as nn
 
@@ -27,9 +27,7 @@ from ..updaters.solvers import check_solvers, named_parameters, parameters_of
 _VERSION = 3
 # Limit of repeats of the first batch until its scales fit.
 _REPEATS = 19
-
-# Number of remembered losses of different networks. Each keeps the last graph of its network, as nnabla's
-# Variables have no weak references.
+# Number of remembered losses of different networks, each with its last graph: nnabla has no weak references.
 _REMEMBERED = 8
 
 # Arguments and methods that only torch's `GradScaler` has, and their replacements.
@@ -245,16 +243,15 @@ class GradScaler:
             ValueError: the scaler was not made with this solver.
         """
         self._check_has_gradients(solver, "step")
-        key = id(solver)
-        if key in self._stepped:
+        if id(solver) in self._stepped:
             raise RuntimeError("step() has already been called on this solver since the last update()")
-        self._stepped[key] = self._is_finite(solver)
-        if not self._stepped[key]:
+        finite = self._stepped[id(solver)] = self._is_finite(solver)
+        if finite:
+            solver.update()
+            self.steps += 1
+        else:
             self._skip()
-            return False
-        solver.update()
-        self.steps += 1
-        return True
+        return finite
 
     def update(self) -> None:
         """End the iteration: learn from its measurements. Call it once, after the steps of all solvers.
@@ -423,13 +420,10 @@ class GradScaler:
         # With accumulation: the outcome of an earlier batch of this loss that has lost the step.
         lost = self._overflow(key)
         rules = Rules(repeat=True, max_repeats=_REPEATS, update_lost=lost is not None)
-        outcome = self._loop(scaling, run_pass).run(rules)
-        self._outcomes[key] = lost or outcome
+        loop = BatchLoop(scaling, run_pass, self._parameters, scaling.components.policy.min_scale)
+        self._outcomes[key] = lost or loop.run(rules)
         if now is not None:
             guard.state.restore(now)
-
-    def _loop(self, scaling: AdaptiveLossScaling, run_pass: Callable[[bool], Any]) -> BatchLoop:
-        return BatchLoop(scaling, run_pass, self._parameters, scaling.components.policy.min_scale)
 
     def _may_run_again(self, scaling: AdaptiveLossScaling) -> bool:
         """True for the first batch of a loss, which nothing has measured, and for each one with delay=0."""
@@ -519,7 +513,8 @@ class GradScaler:
         # The examination runs forward, and perhaps backward at the smallest scale.
         now, snapshot = guard.state.now(), ArraySnapshot(scaling.kernels)
         snapshot.save([v.grad for v in self._parameters()])
-        loop = self._loop(scaling, lambda rerun: None)
+        smallest = scaling.components.policy.min_scale
+        loop = BatchLoop(scaling, lambda rerun: None, self._parameters, smallest)
         # As an overflow in any case: clipping may have made the gradients finite. No pass can measure more.
         facts = loop.overflow_facts()._replace(can_measure_more=False)
         outcome = loop.conclude(facts, Rules(repeat=False, max_repeats=0))

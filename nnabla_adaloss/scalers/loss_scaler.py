@@ -142,13 +142,10 @@ class LossScaler:
         return self.has_overflow(gradients)
 
     def unscale_gradients_and_check(self, gradients: Gradients) -> bool:
-        """Unscale the gradients in place, check for overflow, and adjust the scale.
+        """Unscale the gradients in place, and adjust the scale; False: they overflowed, skip the update.
 
         A NumPy array that cannot hold the result (float16, or read-only) is replaced in the list by one of
         float32.
-
-        Returns:
-            True if the gradients are finite; False if the update must be skipped.
 
         Raises:
             TypeError: a NumPy array needs to be replaced, but `gradients` is not a list.

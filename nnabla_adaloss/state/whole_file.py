@@ -42,10 +42,7 @@ def special_kind(status: os.stat_result) -> Optional[str]:
 def replace_file(path: PathLike, content: bytes) -> None:
     """Write `content` to `path`, or raise OSError and leave the old file; links are followed."""
     target = os.path.realpath(os.fsdecode(path))
-    for _ in range(_ATTEMPTS):
-        if _write_and_rename(target, content):
-            break
-    else:
+    if not any(_write_and_rename(target, content) for _ in range(_ATTEMPTS)):
         raise FileNotFoundError(
             errno.ENOENT, "something removes the temporary files that become this one: stop it", target
         )

@@ -214,9 +214,6 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
         (or, with `on_overflow="next"`, takes the next one) while they are not finite, applies `on_gradients`
         and weight decay, and updates the parameters. Afterwards `loss.d` is the loss of the last batch.
 
-        Returns:
-            The result; `result.updated` is true when the parameters changed.
-
         Raises:
             LossScaleError: the loss is not finite, or gradients overflow at the smallest scale, and the
                 policy for that is `"raise"`. The parameters are unchanged.
@@ -230,9 +227,8 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
             message = missing_code(error, self.scaling.kernels.card)
             if is_out_of_memory(error):
                 message = (
-                    "no memory is left for an update, which is undone: take smaller batches, of which "
-                    "accum_grad adds up several, or a larger measure_every, with which fewer gradients are "
-                    "kept"
+                    "no memory is left for an update, which is undone: take smaller batches (accum_grad adds "
+                    "up several), or a larger measure_every, with which fewer gradients are kept"
                 )
             if message is None:
                 raise
@@ -297,8 +293,7 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
             saved_settings.check_version(state["version"], _VERSION)
             saved, foreign = saved_settings.with_known_names(state["settings"], settings, state.get("chosen"))
             for name, value in saved_settings.as_plain(settings).items():
-                # `dtype` may differ: the engine chooses scales again for another format. Old states do not
-                # name theirs.
+                # `dtype` may differ: scales are chosen again for another format. Old states name none.
                 if saved[name] != value and not (name == "dtype" and "dtype" in state["scaling"]):
                     raise ValueError(
                         f"state was saved with {name}={saved[name]!r}, this updater has {value!r}: "

@@ -26,6 +26,8 @@ from ..undo.shared_memory import shared_memory_of
 from .loop import TrainingLoop
 from .solvers import has
 
+Variables = Dict[str, nn.Variable]
+
 _VERSION = 1
 _HEAD = "nnabla_adaloss checkpoint"
 # Methods of a solver that a checkpoint calls.
@@ -88,7 +90,7 @@ def save_checkpoint(
 
 
 def load_checkpoint(path: Union[str, os.PathLike[str]], *parts: Any) -> Dict[str, Any]:
-    """Resume from a file of `save_checkpoint`, and return its `extra`.
+    """Resume from a file of `save_checkpoint`, and return its `extra`; `{}` if none was given.
 
     Build network, solvers and updaters first. Call each Module once: that makes its parameters. A learning
     rate that differs from the solver's is set, with a LossScaleWarning.
@@ -96,9 +98,6 @@ def load_checkpoint(path: Union[str, os.PathLike[str]], *parts: Any) -> Dict[str
     Args:
         path: the file.
         *parts: the saved parts, in the same order: updaters, scalers, solvers and Modules.
-
-    Returns:
-        The saved `extra`; `{}` if none was given.
 
     Raises:
         TypeError: there is no part, or one is of another kind.
@@ -201,7 +200,7 @@ def _between_updates(parts: List[Any], caller: str) -> Iterator[None]:
         yield
 
 
-def _variables(parts: List[Any], modules: List[Any]) -> Dict[str, nn.Variable]:
+def _variables(parts: List[Any], modules: List[Any]) -> Variables:
     """Parameters of the current scope and of all parts, and solvers' states of each, by name in the file.
 
     ValueError if names clash, or if the training needs more.
@@ -247,9 +246,7 @@ def _state_of(part: Any) -> Dict[str, Any]:
     return cast(Dict[str, Any], part.state_dict())
 
 
-def _set(
-    variables: Mapping[str, nn.Variable], arrays: Mapping[str, Any], parts: List[Any], saved: List[Any]
-) -> None:
+def _set(variables: Variables, arrays: Dict[str, Any], parts: List[Any], saved: List[Any]) -> None:
     """Set the saved values of all parts."""
     for key, variable in variables.items():
         variable.d = arrays[key]
@@ -281,8 +278,7 @@ def _unsaved(engines: Sequence[AdaptiveLossScaling], saved: Set[nn.NdArray]) -> 
     kinds = [nn.Module]
     for kind in kinds:
         kinds += kind.__subclasses__()
-    # nnabla has no list of Modules: they are looked up among all objects, perhaps millions, without a line of
-    # Python for each.
+    # nnabla has no list of Modules: searched for among all objects, perhaps millions, by C code alone.
     objects = gc.get_objects() if kinds[1:] else []
     for module in compress(objects, map(set(map(id, kinds)).__contains__, map(id, map(type, objects)))):
         own = _of_module(module) if module.is_root() else {}
@@ -294,10 +290,10 @@ def _unsaved(engines: Sequence[AdaptiveLossScaling], saved: Set[nn.NdArray]) -> 
                 yield f"the Module {type(module).__name__} has {name}"
 
 
-def _of_module(module: Any) -> Dict[str, nn.Variable]:
+def _of_module(module: Any) -> Variables:
     """Parameters of a Module; its `get_parameters` would change the current scope, also of other threads."""
     if not isinstance(module, nn.Module):
-        return cast(Dict[str, nn.Variable], module.get_parameters(grad_only=False))
+        return cast(Variables, module.get_parameters(grad_only=False))
     variables = dict(parameters_in(module.parameter_scope))
     for name, below in module.submodules.items():
         variables.update({f"@{name}/{key}": variable for key, variable in _of_module(below).items()})
@@ -316,8 +312,7 @@ def _read(name: str) -> Any:
                 arrays = {key: archive[f"{key}.npy"] for key in archive.files}
             head = json.loads(arrays.pop("head").tobytes())
             kind, version = head["kind"], head["version"]
-        # A damaged archive may demand a password, another version, an offset before its start, or too much
-        # memory.
+        # A damaged archive may demand a password, another version, an offset before its start, much memory.
         except Exception as error:
             raise StateFileError(
                 f"{name} is damaged, or not a checkpoint of nnabla_adaloss ({error})"
@@ -337,9 +332,7 @@ def _read(name: str) -> Any:
     return head, arrays
 
 
-def _check(
-    saved: List[Any], arrays: Mapping[str, Any], parts: List[Any], variables: Mapping[str, nn.Variable]
-) -> None:
+def _check(saved: List[Any], arrays: Dict[str, Any], parts: List[Any], variables: Variables) -> None:
     """Raise ValueError unless a checkpoint is of these parts, with these Variables."""
     kinds = [str(part.get("solver", "a state")) for part in saved]
     present = [part.name if isinstance(part, Solver) else "a state" for part in parts]

@@ -53,8 +53,7 @@ class GlobalScale:
         own = {**(measured or {}), **({} if alike else {_S0: list(state)}), _BAD: [float(bad)]}
         messages, finite = ranks.sum_with(own, scaling.kernels, average=average)
         if not alike:
-            # The lowest scale wins; of equal ones that which is next to go down: with the least hysteresis
-            # left, then the fewest good updates.
+            # The lowest wins; of equal ones that next to go down: least hysteresis left, fewest good updates.
             rows = [one[_S0] for one in messages]
             scale, counter, hysteresis_left = min(rows, key=lambda row: (row[0], row[2], row[1]))
             state = ScaleState(scale, int(counter), int(hysteresis_left))

@@ -31,8 +31,7 @@ class Turn:
 
     def drain(self) -> None:
         """Call waiting callbacks, unless an update is running, whose end calls them."""
-        # Twice, for those that came meanwhile. Later ones wait for the next update, so that training
-        # continues.
+        # Twice, for those that came meanwhile. Later ones wait for the next update: training must go on.
         for _ in range(2):
             for _ in range(len(self.waiting)):
                 with _tried([self]) as busy:

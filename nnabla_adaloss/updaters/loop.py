@@ -63,8 +63,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
                 setattr(self, name, value)
         self.counters, self._notifier = Counters(), Notifier()
         self._repeat = self.on_overflow == "repeat"
-        # True if S0 is searched for as by nnabla's updater: no batch runs again, and each that overflows, on
-        # any rank, lowers S0 on all of them.
+        # As nnabla's updater searches for S0: no batch runs again, and an overflow lowers S0 on all ranks.
         self._searches = not (self._repeat or self._s0.measured)
         self.iteration = 0
         # An iteration that ended with an exception before the exchange; the next call resumes it.
@@ -243,8 +242,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
                 self._run_pass(rerun=False)
                 # Rare: an overflow, or the first measurement.
                 if not scaling.is_good:
-                    # The next batch is probably hopeless, too: its first overflow already has `judge` check
-                    # whether any scale helps.
+                    # After a hopeless batch, `judge` tries at the first overflow whether any scale helps.
                     check_after = 0 if self._retries.hopeless else CHECK_AFTER
                     rules = Rules(self._repeat, self.max_retries, check_after, outcome.facts.overflowed)
                     outcome = _together(outcome, self._repeats(outcome).go_on(rules))
@@ -307,8 +305,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         if self._searches and verdict is PassVerdict.HOPELESS:
             # As with nnabla's updater, S0 decreases with every lost batch, until it cannot.
             verdict = PassVerdict.OVERFLOW
-        # If no lower scale helps, or one was lowered already, S0 stays. If all are at their minimum, none
-        # helps.
+        # S0 stays if no lower scale helps, or one was lowered already. If all are at their floor, none helps.
         explained = verdict.lowers_nothing or (self._repeat and lowered)
         if not explained and not self._s0.lower() and not lowered:
             verdict = PassVerdict.HOPELESS
@@ -317,8 +314,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
             return self._skip_bad_batch(outcome, verdict)
         if verdict is PassVerdict.HOPELESS:
             retries.hopeless += 1
-            # One such batch is thrown away; many, or one after which no other may be taken, end the
-            # iteration.
+            # One such batch is thrown away; many, or one beyond the allowed retries, end the iteration.
             no_retry_left = self._repeat and retries.discarded == self.max_retries
             if self._searches or no_retry_left or retries.hopeless == _HOPELESS:
                 return self._skip_at_floor(outcome)

@@ -113,8 +113,7 @@ class Notifier:
             # Other batches, ranks and hooks may have added to gradients that these passes left at zero.
             if none and engines[0].kernels.gradients_are_zero(parameters):
                 in_a_row = iteration - self._last_gradient
-                # The batch may have had no signal, as one without a reward; if all were so, something is
-                # wrong.
+                # One batch may have had no signal (no reward, say); if none had any, something is wrong.
                 may_be_silent = self._last_gradient or in_a_row < _SILENT
                 if not (may_be_silent and all(engine.has_nothing_to_learn() for engine in engines)):
                     since = f"in {in_a_row} updates up to" if in_a_row > 1 else "in"
