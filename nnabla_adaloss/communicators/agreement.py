@@ -45,11 +45,6 @@ class ProcessGroup:
     ranks: Tuple[int, ...]
     comm: MPI.Comm  # MPI's null communicator on all other ranks
 
-    @property
-    def size(self) -> int:
-        """Number of members."""
-        return len(self.ranks)
-
     def compare_calls(self, call: Call) -> None:
         """Wait until all members make a call; raise CollectiveMismatchError on all unless it is the same."""
         if len({*self.comm.allgather(call_number(call))}) > 1:
@@ -68,8 +63,7 @@ class ProcessGroup:
             f"{what} differ between ranks: {name!r} is {_by_rank(self.ranks, self.comm.allgather(own))}; "
             f"{len(different)} of {len(values)} differ. "
             "The ranks no longer train the same model: look for code that changes them on one rank, such as "
-            "a step taken or skipped there, an initialization after the broadcast, or gradients that were "
-            "not exchanged."
+            "a step taken or skipped there, an initialization after the broadcast, gradients not exchanged."
         )
 
 
@@ -93,13 +87,11 @@ def describe_mismatch(ranks: Sequence[int], calls: Sequence[Call]) -> str:
         columns = enumerate(zip_longest(*(call.entries for call in calls), fillvalue="missing"))
         position, entries = next((number, row) for number, row in columns if len({*row}) > 1)
         counts = _by_rank(ranks, (len(call.entries) for call in calls))
-        difference = (
-            f"entry {position} given to {calls[0].operation} is {_by_rank(ranks, entries)}; entries: {counts}"
-        )
+        given = f"entry {position} given to {calls[0].operation} is {_by_rank(ranks, entries)}"
+        difference = f"{given}; entries: {counts}"
     return (
         f"ranks made different collective calls: {difference}. Every rank must make the same calls in the "
-        "same order with arrays of the same shapes: look for a network, a parameter scope or a branch that "
-        "depends on the rank."
+        "same order with arrays of the same shapes: look for code or parameters that depend on the rank."
     )
 
 

@@ -26,8 +26,7 @@ def array_list(data: Union[NdArray, Sequence[NdArray]], *, floating: bool = Fals
     for position, array in enumerate(arrays):
         if not isinstance(array, NdArray):
             raise TypeError(
-                f"`data`: element {position} is a {type(array).__name__}, not an NdArray; "
-                "pass a Variable's `.data` or `.grad`"
+                f"`data`: element {position} is a {type(array).__name__}, not an NdArray: pass its `.grad`"
             )
         if floating and dtype_of(array).kind != "f":
             raise TypeError(

@@ -34,8 +34,7 @@ class MPICommunicator:
     group must make the same calls in the same order. If their calls or shapes differ, all raise
     `CollectiveMismatchError`.
 
-    Sums are computed in float32, whatever the arrays' dtypes, and have the same bits on all ranks. Not
-    thread-safe.
+    Sums are computed in float32, whatever the dtypes, and have the same bits on all ranks. Not thread-safe.
 
     Args:
         comm: the mpi4py communicator of the training's processes. Default: all of the job.
@@ -85,8 +84,7 @@ class MPICommunicator:
     def init(self) -> None:
         """Set up the exchange; every rank must call this before anything else.
 
-        From then on an uncaught exception on one rank ends the others (`sys.excepthook`), which would
-        otherwise wait forever.
+        From then on an uncaught exception (`sys.excepthook`) ends all ranks: the others would wait forever.
         """
         if self._groups:
             return
@@ -176,8 +174,7 @@ class MPICommunicator:
         """Replace every array, on every rank, by its sum over the ranks.
 
         The sum keeps infinities and NaNs, so all ranks see an overflow on any of them. An array that is
-        lazily zero (`NdArray.zero`, not written since) on all ranks stays so: a solver skips a parameter with
-        such a gradient.
+        lazily zero (`NdArray.zero`, not written since) on all ranks stays so: solvers skip its parameter.
 
         Args:
             data: NdArray or sequence of them, of floating point dtypes, which do not change.
@@ -191,7 +188,7 @@ class MPICommunicator:
         """
         arrays = array_list(data, floating=True)
         with self._exchange("all_reduce", group, shapes_of(arrays), division=bool(division)) as members:
-            if members.size == 1:
+            if len(members.ranks) == 1:
                 return
             lazily_zero = np.array([array.zeroing for array in arrays], np.int8)
             members.comm.Allreduce(self._mpi.IN_PLACE, lazily_zero, self._mpi.MIN)
@@ -199,7 +196,7 @@ class MPICommunicator:
             def sum_over_ranks(values: npt.NDArray[np.float32]) -> None:
                 members.comm.Allreduce(self._mpi.IN_PLACE, values, self._mpi.SUM)
                 if division:
-                    values /= members.size
+                    values /= len(members.ranks)
 
             written = [array for array, skipped in zip(arrays, lazily_zero) if not skipped]
             self._packer.exchange(written, sum_over_ranks)
@@ -208,8 +205,7 @@ class MPICommunicator:
         """Not available: a NotImplementedError that names the alternative."""
         raise NotImplementedError(
             "Variable.backward(communicator_callbacks=...) takes only objects made by nnabla's own GPU "
-            "communicator. Call `comm.all_reduce(grads)` after `backward`, or pass `comm` to the updater, "
-            "which does so."
+            "communicator. Call `comm.all_reduce(grads)` after `backward`, or pass `comm` to the updater."
         )
 
     def all_reduce_max_float(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
@@ -220,7 +216,7 @@ class MPICommunicator:
         own = np.array(values, np.float64, order="C")
         with self._exchange("all_reduce_max_float", shape=own.shape) as world:
             # Gather: MPI's own maximum of floats loses a NaN that is on one rank only.
-            everybody = np.empty((world.size, *own.shape))
+            everybody = np.empty((len(world.ranks), *own.shape))
             world.comm.Allgather(own, everybody)
             return np.asarray(everybody.max(axis=0))
 
@@ -242,8 +238,7 @@ class MPICommunicator:
             what: a noun for the error.
 
         Raises:
-            RankDisagreementError: on every rank, with the name of the first value that differs, and its value
-                on each rank.
+            RankDisagreementError: on every rank; names the first value that differs, and tells it by rank.
 
         Example:
             >>> from nnabla_adaloss import MPICommunicator

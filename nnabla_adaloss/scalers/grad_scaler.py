@@ -25,8 +25,7 @@ from ..updaters.notifications import Notifier
 from ..updaters.solvers import check_solvers, named_parameters, parameters_of
 
 _VERSION = 3
-# Limit of repeats of the first batch until its scales fit.
-_REPEATS = 19
+_REPEATS = 19  # limit of repeats of the first batch until its scales fit
 # Number of remembered losses of different networks, each with its last graph: nnabla has no weak references.
 _REMEMBERED = 8
 
@@ -64,8 +63,7 @@ class GradScaler:
         storage: emulate this storage format on a float context, for example `"float16"`. None: the context's.
         history: the policy that derives scales from measurements; None for `HistoryPolicy()`.
         non_homogeneous: as for `AdaptiveLossScaling`.
-        float_tail: as for `AdaptiveLossScalingUpdater`: in half precision, functions at the loss compute in
-            float. Default True.
+        float_tail: as for `AdaptiveLossScalingUpdater`. Default True.
         monitors: `on_layer_scaled` receives each scale of a layer. Other events come from updaters only.
         enabled: False for a loop without scaling: `forward` and `backward` are nnabla's own (in the emulated
             storage, if there is one), `step` updates with any gradients. Default True.
@@ -438,10 +436,7 @@ class GradScaler:
     def _check_has_gradients(self, solver: Any, verb: str) -> None:
         """Raise ValueError unless the solver is known, and RuntimeError before any backward."""
         if not any(solver is own for own in self._solvers):
-            raise ValueError(
-                f"solver is none of the {len(self._solvers)} that this scaler was made with: "
-                "GradScaler(*solvers)"
-            )
+            raise ValueError(f"solver is not among the {len(self._solvers)} given to GradScaler(*solvers)")
         if not self._used:
             raise RuntimeError(f"{verb}() before backward(): there are no gradients since the last update()")
 
@@ -493,9 +488,7 @@ class GradScaler:
                 self.cause = outcome.fault or "the loss is not finite"
                 if is_new:
                     self._notifier.count_lost(self._iteration, f"forward is not finite: {self.cause}")
-                    self._warn(
-                        "bad", f"{self.cause}: this is not a gradient overflow, so no scale is lowered"
-                    )
+                    self._warn("bad", f"{self.cause}: this is not a gradient overflow; no scale is lowered")
             else:
                 self.cause = f"overflow, first in {outcome.layers[0]}"
                 if is_new:

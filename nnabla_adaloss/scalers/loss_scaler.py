@@ -144,8 +144,7 @@ class LossScaler:
     def unscale_gradients_and_check(self, gradients: Gradients) -> bool:
         """Unscale the gradients in place, and adjust the scale; False: they overflowed, skip the update.
 
-        A NumPy array that cannot hold the result (float16, or read-only) is replaced in the list by one of
-        float32.
+        NumPy arrays that cannot hold the result (float16, or read-only) are replaced in the list, by float32.
 
         Raises:
             TypeError: a NumPy array needs to be replaced, but `gradients` is not a list.
@@ -253,9 +252,7 @@ class LossScaler:
 def _checked(gradients: Gradients) -> List[Gradient]:
     """List one gradient or an iterable of them; TypeError or ValueError names invalid ones."""
     if not isinstance(gradients, (*_KINDS, Iterable)):
-        raise TypeError(
-            f"gradients={gradients!r} must be a NumPy array, an NdArray, a Variable or a list of these"
-        )
+        raise TypeError(f"gradients={gradients!r} must be a NumPy array, an NdArray, a Variable or a list")
     items: List[Any] = [gradients] if isinstance(gradients, _KINDS) else list(gradients)
     if not items:
         raise ValueError("gradients is empty; pass at least one gradient")
@@ -263,9 +260,7 @@ def _checked(gradients: Gradients) -> List[Gradient]:
         name = f"gradients[{index}]"
         if not isinstance(item, _KINDS):
             kind = type(item).__name__
-            raise TypeError(
-                f"{name} is of type {kind}; a gradient is a NumPy array, an NdArray or a Variable"
-            )
+            raise TypeError(f"{name} is of type {kind}; gradients are NumPy arrays, NdArrays or Variables")
         try:
             dtype = np.dtype(_stored(item).dtype)
         except RuntimeError:

@@ -16,7 +16,6 @@ from .whole_file import PathLike, replace_file, special_kind
 
 FORMAT_VERSION = 1
 _KIND = "nnabla_adaloss state"
-_LONGEST_HEADER = 4096
 _LARGEST = 2**28  # bytes: hundreds of thousands of layers
 
 
@@ -31,8 +30,7 @@ def write_state(path: PathLike, state: Mapping[str, Any]) -> None:
     content = json.dumps(header).encode() + b"\n" + body + b"\n"
     if len(content) > _LARGEST:
         raise ValueError(
-            f"state takes {len(content)} bytes, more than the {_LARGEST} that are read: save arrays in a "
-            "file of their own"
+            f"state takes {len(content)} bytes, more than {_LARGEST}: save arrays in a file of their own"
         )
     replace_file(path, content)
 
@@ -46,7 +44,7 @@ def read_state(path: PathLike) -> Dict[str, Any]:
     damaged, instead = f"{name} is damaged", "use an earlier checkpoint"
     with open(name, "rb") as file:
         size = os.fstat(file.fileno()).st_size
-        first = file.readline(_LONGEST_HEADER)
+        first = file.readline(4096)
         header = _parse(first, f"{name} is not a state file: its first line is not JSON")
         if not isinstance(header, dict) or header.get("kind") != _KIND:
             raise StateFileError(f"{name} is not a state file of nnabla_adaloss")
@@ -55,13 +53,10 @@ def read_state(path: PathLike) -> Dict[str, Any]:
             raise StateFileError(f"{damaged}: its header has version {version!r}; {instead}")
         if version > FORMAT_VERSION:
             raise StateFileError(
-                f"{name} has version {version} of the format, this package knows versions up to "
-                f"{FORMAT_VERSION}: update nnabla_adaloss"
+                f"{name} has format version {version}, later than {FORMAT_VERSION}: update nnabla_adaloss"
             )
         if size > _LARGEST:
-            raise StateFileError(
-                f"{damaged}: it has {size} bytes, a state file at most {_LARGEST}; {instead}"
-            )
+            raise StateFileError(f"{damaged}: it has {size} bytes, a state at most {_LARGEST}; {instead}")
         body = file.read(size)
     if not body.endswith(b"\n") or hashlib.sha256(body[:-1]).hexdigest() != header.get("sha256"):
         raise StateFileError(f"{damaged}: its checksum does not match; {instead}")

@@ -43,9 +43,7 @@ def replace_file(path: PathLike, content: bytes) -> None:
     """Write `content` to `path`, or raise OSError and leave the old file; links are followed."""
     target = os.path.realpath(os.fsdecode(path))
     if not any(_write_and_rename(target, content) for _ in range(_ATTEMPTS)):
-        raise FileNotFoundError(
-            errno.ENOENT, "something removes the temporary files that become this one: stop it", target
-        )
+        raise FileNotFoundError(errno.ENOENT, "something removes its temporary files: stop it", target)
     # The file is written. The rest must not raise: not every folder can be opened or synced.
     with suppress(OSError):
         # The new name is on disk once its folder is.

@@ -13,9 +13,6 @@ from ..graph.plan import GraphPlan
 
 _references = attrgetter("get_number_of_references")
 
-# Number of restarts of a search because other Variables were dropped meanwhile.
-_ATTEMPTS = 8
-
 Use = Tuple[nn.Variable, int]
 """A variable, and the index of the function that reads or writes it."""
 
@@ -33,7 +30,7 @@ class SharedMemory:
         # nnabla returns addresses only by allocating memory, but it counts the Python Variables that refer to
         # a memory. All that share it have the same count, which one more Variable for it, a mark, raises. The
         # garbage collector and other threads lower counts, but not within one call.
-        for _ in range(_ATTEMPTS):
+        for _ in range(8):  # again if other Variables were dropped meanwhile
             counts = list(map(_references, self._variables))
             of_leaves, of_outputs = counts[: len(self._reads)], counts[len(self._reads) :]
             common = set(of_leaves).intersection(of_outputs)

@@ -17,7 +17,7 @@ from ..core import saved_settings
 from ..core import validation as check
 from ..core.config import AdaLossConfig
 from ..core.precision import StorageLike
-from ..core.saved_settings import SettingValue
+from ..core.saved_settings import SettingValue, plain
 from ..core.scale_history import HistoryPolicy
 from ..core.scale_policy import ScaleState
 from ..errors import is_out_of_memory, missing_code, warn
@@ -25,30 +25,35 @@ from ..graph.loss import LossLike
 from ..state.state_file import read_state, write_state
 from .loop import TrainingLoop
 from .retries import Counters, UpdateResult
-from .settings import (
-    TORCH_ARGUMENTS,
-    GlobalScaleName,
-    HookLike,
-    OnOverflow,
-    Policy,
-    Setting,
-    always,
-    exchanged,
-    keep_data,
-    measured,
-    policy,
-)
+from .settings import GlobalScaleName, HookLike, OnOverflow, Policy, Setting, always, keep_data, policy
 from .solvers import check_solver
 
-# Version of a saved state.
-_VERSION = 6
+# Arguments of torch's `GradScaler`, and those that take their place.
+_SEARCHED = 'with global_scale="dynamic"'
+_TORCH_ARGUMENTS = {
+    "init_scale": "use scale=",
+    "growth_factor": f"use scaling_factor= {_SEARCHED}",
+    "backoff_factor": f"use scaling_factor= {_SEARCHED}, by which the scale is divided",
+    "growth_interval": f"use N= {_SEARCHED}",
+    "enabled": "use nnabla's solver by itself, or FixedLossScalingUpdater(scale=1.0)",
+}
+_VERSION = 6  # of a saved state
+
+
+def _exchanged(updater: Any, solver: Any) -> bool:
+    """Refuse another solver if a communicator exchanges the gradients of this one."""
+    return updater.comm is not None and solver is not updater.solver
+
+
+def _measured(updater: Any, min_scale: Any) -> bool:
+    """Refuse another floor of measured scales, which keep their first one."""
+    return updater.history is not None and min_scale != updater.min_scale
 
 
 class AdaptiveLossScalingUpdater(TrainingLoop):
     """Trains with measured loss scales: one for each part of the network (component), and nothing to tune.
 
-    A drop-in replacement for nnabla's `DynamicLossScalingUpdater`, with the same positional arguments and
-    defaults.
+    A drop-in replacement for nnabla's `DynamicLossScalingUpdater`: same positional arguments and defaults.
 
     Args:
         solver: the solver, with its parameters set.
@@ -64,8 +69,7 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
         grads: gradients to exchange; None (or empty) means those of all the solver's parameters.
         global_scale: `"history"` (default): the largest scale that the gradients of the last iterations
             allow, from the first batch on; a `HistoryPolicy`: likewise, with its settings; `"dynamic"`: grows
-            and backs off as the baseline's, and limits scales at the loss: their products with the loss
-            weights are at most S0.
+            and backs off as the baseline's, and limits scale times loss weight, at the loss, to S0.
         on_overflow: `"repeat"` (default): the same batch again, with lower scales where it overflowed; or
             `"next"`: throw the batch away and take the next one, as the baseline does.
         config: how layers are scaled; None for `AdaLossConfig()`.
@@ -82,8 +86,7 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
             scale (fewer are thrown away, with one warning). The error names the first bad layer.
         min_scale: S0 is never lowered below this. 2**-24, the smallest positive fp16 number.
         max_scale: S0 never grows above this, with `"dynamic"`. 2**64.
-        hysteresis: number of overflowing batches in a row that lowers S0, with `"dynamic"`. 1, as the
-            baseline.
+        hysteresis: overflowing batches in a row that lower S0, with `"dynamic"`. 1, as the baseline.
         on_gradients: called with the solver when the gradients are complete and unscaled, before weight
             decay and update: the place for clipping.
         average: average gradients over micro-batches and ranks; False (default) adds them, as the baseline.
@@ -126,11 +129,9 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
 
     # Table of arguments: checks, values refused later, and reports to monitors. `loss` and `scale`, whose
     # assignment changes the engine, are properties.
-    solver: Any = Setting(check_solver, fixed=exchanged, reported=False)
+    solver: Any = Setting(check_solver, fixed=_exchanged, reported=False)
     data_feeder: Any = Setting(
-        check.callable_with(
-            what="callable without arguments", instead="feed, not feed(), or lambda: feed(...)"
-        ),
+        check.callable_with(what="callable without arguments", instead="feed, not feed(), or a lambda"),
         reported=False,
     )
     scaling_factor: Any = Setting(saved=True)
@@ -149,13 +150,11 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
     on_nonfinite_loss: Policy = policy()
     on_nonfinite_forward: Policy = policy()
     on_scale_floor: Policy = policy()
-    min_scale: Any = Setting(fixed=measured, saved=True)
+    min_scale: Any = Setting(fixed=_measured, saved=True)
     max_scale: Any = Setting(saved=True)
     hysteresis: Any = Setting(saved=True)
     on_gradients: Any = Setting(
-        check.optional(
-            check.callable_with(None, what="callable with the solver", instead="lambda solver: hook(...)")
-        )
+        check.optional(check.callable_with(None, what="callable with the solver", instead="lambda s: ..."))
     )
     average: Any = Setting(check.boolean, saved=True)
     check_every: Any = Setting(check.nonnegative_integer)
@@ -164,7 +163,7 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
     function_post_hook: Any = Setting(fixed=always)
     float_tail: Any = Setting(check.boolean, fixed=always)
 
-    @check.explains_keywords(TORCH_ARGUMENTS)
+    @check.explains_keywords(_TORCH_ARGUMENTS)
     def __init__(
         self,
         solver: Any,
@@ -271,9 +270,7 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
                 "version": _VERSION,
                 "settings": saved_settings.as_plain(settings),
                 "chosen": saved_settings.not_default(settings),
-                "scale_state": {
-                    name: saved_settings.plain(value) for name, value in self.scale_state._asdict().items()
-                },
+                "scale_state": {name: plain(value) for name, value in self.scale_state._asdict().items()},
                 "counters": dataclasses.asdict(self.counters),
                 "last_good_scale": self._s0.last_good,
                 "iteration": self.iteration,

@@ -56,8 +56,7 @@ def save_checkpoint(
         ValueError: the parts lack something that the training needs, such as running statistics of a Module
             that is not given; or two parameters have one name.
         RuntimeError: an update of one of the parts is running, as in a signal handler, in `on_gradients` or
-            beside another thread: use `updater.when_idle`; or a `GradScaler` has run `forward` but not
-            `update`.
+            beside another thread: use `updater.when_idle`; or a `GradScaler` ran `forward` but not `update`.
         OSError: the file cannot be written. After any error, an older file stays unchanged.
 
     Example:
@@ -160,9 +159,7 @@ def _plain(extra: Optional[Mapping[str, Any]]) -> Dict[str, Any]:
         try:
             json.dumps({key: plain[key]})
         except (TypeError, ValueError) as error:
-            raise TypeError(
-                f"extra[{key!r}] cannot be saved: {error}; give numbers, strings or lists"
-            ) from None
+            raise TypeError(f"extra[{key!r}] is not JSON: {error}; give numbers, strings or lists") from None
     return plain
 
 
@@ -178,9 +175,7 @@ def _with_solvers(parts: Any) -> Tuple[List[Any], List[Any]]:
             objects += [solver, part] if isinstance(solver, Solver) else [part]
         else:
             instead = "give it as extra=" if isinstance(part, Mapping) else "leave it out"
-            raise TypeError(
-                f"{part!r} must be a solver, a Module, or an updater or scaler with a state: {instead}"
-            )
+            raise TypeError(f"{part!r} must be a solver, a Module, an updater or a scaler: {instead}")
     if not objects:
         raise TypeError("no updater, scaler or solver is given: give all that the training has")
     for part in objects:
@@ -314,9 +309,7 @@ def _read(name: str) -> Any:
             kind, version = head["kind"], head["version"]
         # A damaged archive may demand a password, another version, an offset before its start, much memory.
         except Exception as error:
-            raise StateFileError(
-                f"{name} is damaged, or not a checkpoint of nnabla_adaloss ({error})"
-            ) from None
+            raise StateFileError(f"{name} is damaged, or not a checkpoint ({error})") from None
     if kind != _HEAD or not isinstance(version, int) or version > _VERSION:
         raise StateFileError(
             f"{name} holds {kind!r} of version {version!r}; this package reads {_HEAD!r} up to {_VERSION}"

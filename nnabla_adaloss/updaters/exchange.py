@@ -43,9 +43,7 @@ class GradientExchange:
                 kind = type(grad).__name__
                 raise TypeError(f"grads[{index}] must be an NdArray, such as a Variable's .grad, got {kind}")
         if self._grads and comm is None:
-            raise ValueError(
-                "grads are exchanged through comm, but comm is None; pass a communicator, or no grads"
-            )
+            raise ValueError("grads are exchanged through comm, but comm is None: pass one, or no grads")
         self.comm: Any = comm
         self._solver = solver
         self._broadcast = False

@@ -222,9 +222,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
             # step and the end of the iteration, with which it counts.
             scaling.after_update(partial(deque, map(_CALL, (self.solver.update, self._undone.clear)), 0))
         reason, layers = "updated" if learns else "zero_gradients", (last.layers, outcome.layers)
-        return UpdateResult(
-            True, self._s0.state.scale, retries.retries, reason, *layers, component=last.component
-        )
+        return UpdateResult(True, self._s0.state.scale, retries.retries, reason, *layers, "", last.component)
 
     def _run_batches(self) -> Outcome:
         """Zero the gradients, then feed, run forward and backward `accum_grad` times."""

@@ -155,8 +155,7 @@ class Notifier:
             self.warn(
                 "zero gradients of some",
                 f"the gradients of {len(zero)} of the solver's parameters were exactly zero in {iteration} "
-                f"updates (the first is {zero[0]!r}): they underflow, or a later function passes no "
-                f"gradient on. To find out, {ANALYSE}",
+                f"updates (the first is {zero[0]!r}): they underflow, or a function stops them: {ANALYSE}",
             )
 
     def count_lost(self, iteration: int, cause: str, advice: str = "") -> None:
@@ -172,9 +171,8 @@ class Notifier:
     def count_overflow(self, iteration: int, where: str) -> None:
         """Count a batch lost to overflow, after which scales are lower."""
         cause = f"gradients overflowed, though each such batch has lowered scales; first bad layer: {where}"
-        self.count_lost(
-            iteration, cause, '; on_overflow="repeat" of the updater, with enough max_retries, loses none'
-        )
+        advice = '; on_overflow="repeat" of the updater, with enough max_retries, loses none'
+        self.count_lost(iteration, cause, advice)
 
     def check_parameters(self, solver: Any, graph: Graph, plan: GraphPlan) -> None:
         """Raise ValueError if the solver has no parameters; warn if they are not the network's."""

@@ -24,16 +24,6 @@ OnOverflow = Literal["repeat", "next"]
 Policy = Literal["raise", "skip", "warn"]
 """Policy for a batch that no loss scale can rescue."""
 
-_SEARCHED = 'with global_scale="dynamic"'
-TORCH_ARGUMENTS = {
-    "init_scale": "use scale=",
-    "growth_factor": f"use scaling_factor= {_SEARCHED}",
-    "backoff_factor": f"use scaling_factor= {_SEARCHED}, by which the scale is divided",
-    "growth_interval": f"use N= {_SEARCHED}",
-    "enabled": "use nnabla's solver by itself, or FixedLossScalingUpdater(scale=1.0)",
-}
-"""Arguments of torch's `GradScaler`, and those of `AdaptiveLossScalingUpdater` that take their place."""
-
 POLICY_FIELDS = {field.name for field in dataclasses.fields(ScalePolicy)}
 """Arguments that are fields of the `ScalePolicy` of S0."""
 
@@ -59,8 +49,7 @@ def hooks_by_pass(pre: Any, post: Any) -> Tuple[Dict[str, Any], Dict[str, Any]]:
         pairs[name] = pair = value if isinstance(value, tuple) else (value, value)
         if len(pair) != 2 or not all(hook is None or callable(hook) for hook in pair):
             raise TypeError(
-                f"{name} must be a callable with a function, or a pair of these for forward and backward, "
-                f"or None; got {value!r}"
+                f"{name} must be a callable, a pair (for forward, for backward) or None; got {value!r}"
             )
     forward, backward = ({name: pair[index] for name, pair in pairs.items()} for index in (0, 1))
     return forward, backward
@@ -100,16 +89,6 @@ class Setting:
 def always(updater: Any, value: Any) -> bool:
     """Refuse any value, because other objects were made with the first."""
     return True
-
-
-def exchanged(updater: Any, solver: Any) -> bool:
-    """Refuse another solver if a communicator exchanges the gradients of this one."""
-    return updater.comm is not None and solver is not updater.solver
-
-
-def measured(updater: Any, min_scale: Any) -> bool:
-    """Refuse another floor of measured scales, which keep their first one."""
-    return updater.history is not None and min_scale != updater.min_scale
 
 
 def policy() -> Any:

@@ -16,7 +16,7 @@ from ..host_context import dtype_of
 from ..kernels.arrays import FLOAT32
 
 _METHODS = ("zero_grad", "update", "weight_decay", "scale_grad", "get_parameters")
-_LOSS_AFTER_SOLVER = (((nn.Variable, LossWrapper), "the loss comes after the solver"),)
+_NO_SOLVER = (((nn.Variable, LossWrapper), "the loss comes after the solver"),)
 
 
 def has(solver: Any, name: str) -> bool:
@@ -28,9 +28,7 @@ def has(solver: Any, name: str) -> bool:
     return hasattr(solver, name)
 
 
-def check_solver(
-    name: str, value: Any, methods: Sequence[str] = _METHODS, instead: Any = _LOSS_AFTER_SOLVER
-) -> Any:
+def check_solver(name: str, value: Any, methods: Sequence[str] = _METHODS, instead: Any = _NO_SOLVER) -> Any:
     """Return `value` if it is a solver; else TypeError, with advice from `instead` for known types."""
     advice = next((advice for kind, advice in instead if isinstance(value, kind)), None)
     if isinstance(value, type) or inspect.isroutine(value):
@@ -38,10 +36,10 @@ def check_solver(
     missing = [method for method in methods if not (has(value, method) and callable(getattr(value, method)))]
     if missing and isinstance(value, Solver):
         advice = must_override(value, missing[0])
-    if advice or missing:
-        raise TypeError(
-            f"{name} must be an nnabla solver; {advice or f'{type(value).__name__} has no {missing[0]}()'}"
-        )
+    elif missing:
+        advice = advice or f"{type(value).__name__} has no {missing[0]}()"
+    if advice:
+        raise TypeError(f"{name} must be an nnabla solver; {advice}")
     return value
 
 
