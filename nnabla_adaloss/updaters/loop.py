@@ -63,7 +63,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
                 setattr(self, name, value)
         self.counters, self._notifier = Counters(), Notifier()
         self._repeat = self.on_overflow == "repeat"
-        # As nnabla's updater searches for S0: no batch runs again, and an overflow lowers S0 on all ranks.
+        # True if S0 is searched for as by nnabla's updater: no repeats, an overflow lowers S0 on all ranks.
         self._searches = not (self._repeat or self._s0.measured)
         self.iteration = 0
         # An iteration that ended with an exception before the exchange; the next call resumes it.

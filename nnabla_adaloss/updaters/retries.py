@@ -27,8 +27,8 @@ class UpdateResult(NamedTuple):
         nonfinite_layers: names of the layers whose gradient was not finite in the last batch, also if that
             did no harm: behind a mask, or in parameters that the solver does not update.
         cause: in words, the function of forward that was not finite; empty when all were.
-        component: the part of the network where the last overflow began, named after the function whose
-            output gradient is its first; empty without one, or if it was on another rank.
+        component: the part of the network where the gradients of `overflow_layers` were first not finite,
+            named after the function whose output gradient is its first; empty if it was on another rank.
 
     Example:
         >>> from nnabla_adaloss import UpdateResult

@@ -381,7 +381,7 @@ def test_calls_in_the_wrong_order_are_refused() -> None:
         assert scaler.step(solver)
         refused(scaler.unscale_, solver, told=r"unscale_\(\) is being called after step")
         refused(scaler.step, solver, told=r"step\(\) has already been called")
-        with pytest.raises(ValueError, match="none of the 1 that this scaler was made with"):
+        with pytest.raises(ValueError, match="not among the 1 given to GradScaler"):
             scaler.step(S.Sgd(0.1))
         scaler.update()
 
