@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from operator import attrgetter
-from types import FrameType
+from traceback import walk_stack
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Union
 
 import nnabla as nn
@@ -192,12 +192,10 @@ class AdaptiveLossScaling:
                 "loss has another storage than the loss before: wrap each in a FormatEmulation of the same "
                 "format, or none; an updater with storage= wraps each by itself"
             )
-        self.components, self._chooser = before.components, before._chooser
-        self.guard.state = before.guard.state
-        self.iteration = before.iteration
-        self._graph.go_on_from(before._graph)
+        self._chooser, self.guard.state = before._chooser, before.guard.state
         self._reader.go_on_from(before._reader)
         self.share_with(before)
+        self.go_back_to(before)
 
     def go_back_to(self, before: AdaptiveLossScaling) -> None:
         """Continue from the engine at the start of this iteration, which a `savepoint` has restored."""
@@ -286,9 +284,9 @@ class AdaptiveLossScaling:
     def overflowed(self, parameters: Callable[[], Iterable[nn.Variable]]) -> bool:
         """True if the last backward left the loss NaN, or gradients of these parameters not finite."""
         # Infinities that a later function masks out, or in other parameters, do no harm.
-        if self.result.loss_is_nan or not self.result.found_inf:
-            return self.result.loss_is_nan
-        return not self.kernels.gradients_are_finite(parameters())
+        report = self.result
+        harmless = not report.found_inf or self.kernels.gradients_are_finite(parameters())
+        return report.loss_is_nan or not harmless
 
     def has_nothing_to_learn(self) -> bool:
         """True if the loss of the last batch, or every loss weight, is zero."""
@@ -403,9 +401,7 @@ class AdaptiveLossScaling:
         return state_of(prepared, self._graph.other_states, self.components, method_alphas, iteration, draws)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a result of `state_dict`; ValueError, without any change, if that fails. Topologies without a
-        graph wait for their first one.
-        """
+        """Load a result of `state_dict`; ValueError, without any change, if that fails."""
         prepared = self._graph.current()
         prepared.schedules, memory, self.iteration, self._storage.drawn.count, others = load_state(
             state, prepared, self.components.memory, self._chooser.method_alphas
@@ -479,9 +475,8 @@ class AdaptiveLossScaling:
         check_seed(self.variable, grad)
         # Checked again after forward, in which nnabla updates the need for gradients.
         prepared = self._graph.current(wiring=not graph_unchanged, marks=True)
-        # No function passes a gradient on.
         if not prepared.plan.nodes:
-            # `need_grad = False` inside the graph, which nnabla applies with the next forward.
+            # After `need_grad = False` inside the graph, which nnabla applies with the next forward.
             raise ValueError(NEEDS_NO_GRADIENT)
         if self._reader.moved:
             # Raises if functions were moved to float since forward, which must then run again.
@@ -534,7 +529,7 @@ class AdaptiveLossScaling:
             raise
         finally:
             if self._nonfinite.keys or (report is not None and report.found_inf):
-                self._nonfinite.put_back(frozenset() if report is None else report.nonfinite)
+                self._nonfinite.put_back(leaves, frozenset() if report is None else report.nonfinite)
         self.iteration = iteration + 1
 
     def probe(self, scale: float) -> None:
@@ -560,8 +555,7 @@ def _largest(prefix: str, messages: Sequence[Mapping[str, Sequence[float]]]) -> 
 
 def _refuse_a_second_division(loss: Any) -> None:
     """Raise TypeError if nnabla's `DynamicLossScalingUpdater`, which divides gradients, is running `loss`."""
-    frame: Optional[FrameType] = sys._getframe(1)
-    while frame is not None:
+    for frame, _ in walk_stack(sys._getframe()):
         if frame.f_code is _DIVIDING_LOOP and frame.f_locals["self"].loss is loss:
             updater = type(frame.f_locals["self"]).__name__
             raise TypeError(
@@ -569,4 +563,3 @@ def _refuse_a_second_division(loss: Any) -> None:
                 "unscales them by itself: give the loss that was wrapped in it to "
                 "nnabla_adaloss.AdaptiveLossScalingUpdater"
             )
-        frame = frame.f_back

@@ -18,9 +18,7 @@ class Outcome(NamedTuple):
 
     verdict: PassVerdict = PassVerdict.GOOD
     facts: Facts = Facts()  # basis of the verdict
-    # All functions whose gradients were not finite, in backward order, also of parameters that the solver
-    # does not update.
-    layers: Tuple[str, ...] = ()
+    layers: Tuple[str, ...] = ()  # all functions with nonfinite gradients, in backward order
     component: str = ""  # part of the network where that began; empty if unknown
     attempt: int = 0  # number of the pass in its iteration
 

@@ -117,7 +117,7 @@ class Chooser:
         """Choose the schedule of a pass within limits; return it with its origin, as in `Chosen`."""
         components, given_scale, loss_weights = prepared.components, request.given_scale, request.loss_weights
         method_alpha = self.method_alphas.alpha_function(
-            prepared, request.iteration, loss_weights, given_scale
+            prepared, request.iteration, loss_weights, s0_measured=given_scale is None
         )
         floors = {i: limit / self._spare for i, limit in enumerate(limits.limits) if limit is not None}
         limits = limits._replace(bounds=_bounds(prepared), floors=floors)
@@ -139,8 +139,7 @@ class Chooser:
                 return last.schedule, origin
 
         def choice_of(components: Components, limits: ScaleLimits) -> Choice:
-            # S0 of a loss of normal size, from which unmeasured components get scales; the root may have
-            # another.
+            # S0 of a loss of normal size: unmeasured components get scales from it.
             start_scale = self.start_scale(policy.start_scale if given_scale is None else given_scale)
             # From the smallest number of the range to the margin below its end.
             span = self._config.range.u_max / (policy.margin * self._config.range.u_min)

@@ -24,9 +24,7 @@ _ADVICE = {
 
 
 def find_fault(loss: LossLike, prepared: PreparedGraph, rewind: Callable[[], None]) -> str:
-    """Run forward; describe its first function that is not finite, if any. `rewind` restores the state that
-    forward writes.
-    """
+    """Run forward; describe its first function that is not finite, if any; `rewind` undoes a forward."""
     graph, plan, kernels = prepared.graph, prepared.plan, prepared.kernels
     rewind()
     first = 0  # index, by time of execution, of the first function to examine

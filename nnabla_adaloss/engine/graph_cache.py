@@ -5,14 +5,13 @@ from __future__ import annotations
 
 from contextlib import suppress
 from types import MappingProxyType
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import nnabla as nn
 
 from ..core.config import AdaLossConfig
 from ..core.methods import Fixed, Needs
 from ..core.schedule_cache import ScheduleCache
-from ..core.statistics import ArrayStatistics
 from ..emulation.rounded_storage import NativeStorage
 from ..graph.description import GraphDescription
 from ..graph.float_tail import TailReader
@@ -61,15 +60,14 @@ class GraphCache:
         # The first graph, until it is prepared.
         self._read: Optional[Graph] = graph
         self._kernels, self._storage = kernels, storage
-        needs = config.method.needs
-        self._options = PlanOptions(config.selection, needs is not Needs.NOTHING, frozenset(non_homogeneous))
+        adaptive = config.method.needs is not Needs.NOTHING
+        self._options = PlanOptions(config.selection, adaptive, frozenset(non_homogeneous))
         # From the parameter scope in which the loss is wrapped.
         self._names = registered_names()
         by_layer = not (isinstance(config.method, Fixed) and config.method.fixed_loss_scale == 1.0)
         iterations = config.iterations_per_measurement
         self._no_schedules = ScheduleCache(iterations, by_layer=by_layer, delayed=delayed)
-        # True if the method uses statistics of layers; True if a monitor does.
-        self._uses_statistics, self._watched = needs in (Needs.STATISTICS, Needs.HISTORY), watched
+        self._watched = watched  # True if a monitor uses statistics of layers
         self.pool = ScratchPool()
         self._shared_gradients = SharedGradients()
         # Other topologies of the network, the latest last.
@@ -118,9 +116,8 @@ class GraphCache:
         """Request a new choice of scales, for all topologies."""
         self._others = tuple([one._replace(schedules=one.schedules.drop()) for one in self._others])
         self._waiting = tuple(map(without_schedule, self._waiting))
-        for one in (self._present, self._previous):
-            if one is not None:
-                one.schedules = one.schedules.drop()
+        for prepared in filter(None, (self._present, self._previous)):
+            prepared.schedules = prepared.schedules.drop()
 
     @property
     def other_states(self) -> List[Saved]:
@@ -180,12 +177,8 @@ class GraphCache:
             topology = topology._replace(schedules=schedules)
             self._remember(previous)
         prepared = self._prepared(graph, topology, previous)
-        statistics = LatestStatistics.loaded(topology.plan.measured, topology.statistics)
-        # Weights, by name, go from topology to topology; gradients and activations belong to one.
-        weights = {} if previous is None else previous.statistics.weights
-        prepared.statistics.load(statistics, weights)
         if is_new:
-            self._load_waiting(prepared, weights)
+            self._load_waiting(prepared)
         return prepared
 
     def _remember(self, previous: PreparedGraph) -> None:
@@ -200,12 +193,12 @@ class GraphCache:
         self._waiting = self._waiting[max(excess, 0) :]
         self._others = others[max(excess - waited, 0) :]
 
-    def _load_waiting(self, prepared: PreparedGraph, weights: Mapping[str, ArrayStatistics]) -> None:
-        """Load the saved state of a topology that waited for its first graph; of a damaged one, scales are
-        measured again. Newer statistics of `weights`, by name, replace the saved ones.
-        """
+    def _load_waiting(self, prepared: PreparedGraph) -> None:
+        """Load the saved state, if any, of a topology with its first graph; drop it if it is damaged."""
         states = of_topology(prepared.plan, self._waiting) if self._waiting else []
         self._waiting = tuple([one for one in self._waiting if one not in states])
+        # Those of the previous topology, newer than the saved ones.
+        weights = prepared.statistics.weights
         for one in states:
             with suppress(KeyError, TypeError, AttributeError, IndexError, ValueError):
                 # Checked as a whole, so that nothing is half loaded.
@@ -224,17 +217,19 @@ class GraphCache:
         return None
 
     def _prepared(self, graph: Graph, topology: Topology, previous: Optional[PreparedGraph]) -> PreparedGraph:
-        """Prepare a graph with the schedules of its topology; measurements that `previous` began go on."""
+        """Prepare a graph with the state of its topology; measurements that `previous` began go on."""
         plan = topology.plan
+        # Weights, by name, go from topology to topology; gradients and activations belong to one.
+        weights = {} if previous is None else previous.statistics.weights
         if previous is not None and previous.kernels is not self._kernels:
             # Another loss of the network, on another device.
             previous = None
-        # Rows of a GPU's table of results, which grows if a pass measures more: of each variable its
-        # gradient, that of one branch, and its data.
+        # For gradients, also of one branch, and data; a GPU's table of results grows if a pass measures more.
         rows = 3 * len(plan.gradients) + 64
         measurements = measurements_by(self._kernels, rows) if previous is None else previous.measurements
         request = self._request(plan)
         statistics = LatestStatistics(graph, plan, measurements, self.pool, self._storage, request)
+        statistics.load(LatestStatistics.loaded(plan.measured, topology.statistics), weights)
         if previous is not None:
             statistics.go_on_from(previous.statistics)
         return PreparedGraph(
@@ -254,10 +249,11 @@ class GraphCache:
         """Choose the arrays to measure besides those for components."""
         layer_inputs = plan.layer_inputs.values()
         outputs = frozenset(node.outputs[0] for node, _ in layer_inputs)
+        is_used = self._config.method.needs in (Needs.STATISTICS, Needs.HISTORY)
         # The method uses them; or their scaled copies are stored in a format, whose range bounds alpha.
-        all_weights = self._uses_statistics or self._storage.rounds
+        all_weights = is_used or self._storage.rounds
         return StatisticsRequest(
-            gradients=outputs if self._uses_statistics else frozenset(),
+            gradients=outputs if is_used else frozenset(),
             # Functions in half read copies in half, which end at 65504. Of a product of activations one is
             # its weight; a recomputed one does not exist before backward, and reading it would mark it so.
             data=frozenset(
@@ -309,25 +305,22 @@ class SharedGradients:
                 places = dict(zip(leaves_so_far, places_of(gradients, context)))
                 self._parameters = {key: leaf for key, leaf in leaves_so_far.items() if key in names}
                 self._places = {key: places[key] for key in self._parameters}
-            self._first = _first_at_same_place(
-                [places[key] for key in keys],
-                lambda index: names.get(keys[index], f"an input of shape {leaves[index].shape}"),
-            )
+            labels = [names.get(key, f"an input of shape {leaf.shape}") for key, leaf in zip(keys, leaves)]
+            self._first = _first_at_same_place([places[key] for key in keys], labels)
             self._keys = keys
         return {positions[later]: positions[first] for later, first in self._first.items()}
 
 
-def _first_at_same_place(places: Sequence[Tuple[int, int]], name_of: Callable[[int], str]) -> Dict[int, int]:
+def _first_at_same_place(places: Sequence[Tuple[int, int]], names: Sequence[str]) -> Dict[int, int]:
     """Map indices of arrays, given by begin and end in memory, to the first one at the same place."""
     # Reversed, so that of several the first one stays; empty arrays share nothing.
     first = {place: index for index, place in reversed([*enumerate(places)]) if place[0] < place[1]}
     ordered = sorted(first)
     for place, following in zip(ordered, ordered[1:]):
         if following[0] < place[1]:
-            names = " and ".join(map(name_of, (first[place], first[following])))
             raise ValueError(
-                f"the gradients of {names} overlap in memory, but are not one array: their common part would "
-                "be unscaled twice; give each leaf a gradient of its own, such as leaf.grad = "
-                "nn.NdArray(leaf.shape)"
+                f"the gradients of {names[first[place]]} and {names[first[following]]} overlap in memory, "
+                "but are not one array: their common part would be unscaled twice; give each leaf a gradient "
+                "of its own, such as leaf.grad = nn.NdArray(leaf.shape)"
             )
     return {index: first[place] for index, place in enumerate(places) if first.get(place, index) != index}

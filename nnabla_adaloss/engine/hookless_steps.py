@@ -11,7 +11,7 @@ from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple, Un
 
 import nnabla as nn
 
-from ..core.components import Components, LayerInput, NodeStructure
+from ..core.components import Components, LayerInput
 from ..core.schedule import Rescale, ScaleSchedule, Step
 from ..graph.plan import GraphPlan
 from ..kernels.arrays import ScratchPool, is_zeroing, size_of
@@ -29,13 +29,11 @@ class LeafList:
     nnabla writes to the masters, or, if `swapped`, to scratch arrays that replace them, as in half precision.
     """
 
-    def __init__(
-        self, contributions: Sequence[Contribution], places: Sequence[int], *, swapped: bool
-    ) -> None:
-        # `contributions` are the first ones of all leaves, `places` the indices of those in the list.
-        self._leaves = [contributions[place] for place in places]
+    def __init__(self, first: Sequence[Contribution], places: Sequence[int], *, swapped: bool) -> None:
+        # `first`: the first contributions to all leaves; `places`: indices of those in the list.
+        self._leaves = [first[place] for place in places]
         # None: all of them, so that nothing has to be selected.
-        self._places = None if len(places) == len(contributions) else places
+        self._places = None if len(places) == len(first) else places
         self._variables = [leaf.variable for leaf in self._leaves]
         self._scales = [leaf.scale for leaf in self._leaves]
         self._swapped = swapped
@@ -133,22 +131,37 @@ def plan_steps(prepared: PreparedGraph, schedule: ScaleSchedule) -> Union[Hookle
     if any(prepared.plan.described.recomputed):
         # That would read the scaled copies of weights.
         return "activations are computed again in backward"
-    steps = schedule.steps
-    nodes = [(node, steps[node.number]) for node in prepared.plan.nodes if node.number in steps]
-    weights = _swapped_weights(nodes, prepared)
+    nodes, steps = prepared.plan.nodes, schedule.steps
+    weights = _swapped_weights(prepared, steps)
     if isinstance(weights, str):
         return weights
-    return HooklessSteps(weights, *_leaves(nodes, prepared), _between(schedule))
+    # Contributions to each leaf, in the order of the masters.
+    by_leaf: Dict[int, List[Contribution]] = {leaf: [] for leaf in prepared.plan.leaves}
+    for node in nodes:
+        if node.number in steps:
+            for contribution in contributions_of(prepared, node, steps[node.number]):
+                by_leaf[contribution.leaf].append(contribution)
+    following: Dict[int, List[Contribution]] = {}
+    for writers in [writers for writers in by_leaf.values() if len(writers) > 1]:
+        # nnabla may sum exact contributions at one scale, which are then divided once. If one is rounded or
+        # at another scale, each is divided before the next function writes.
+        if not all(one.exact and one.scale == writers[0].scale for one in writers):
+            for earlier, later in zip(writers, writers[1:]):
+                following.setdefault(earlier.function, []).append(later)
+    # Rescaling before a function is rescaling after the previous one; before the first there is none.
+    between = {number: step.after for number, step in steps.items() if step.after}
+    for previous, node in zip(nodes, nodes[1:]):
+        if node.number in steps and steps[node.number].before:
+            between[previous.number] = between.get(previous.number, ()) + steps[node.number].before
+    return HooklessSteps(weights, [writers[0] for writers in by_leaf.values()], following, between)
 
 
-_Nodes = Sequence[Tuple[NodeStructure, Step]]
-
-
-def _swapped_weights(nodes: _Nodes, prepared: PreparedGraph) -> Union[SwappedWeights, str]:
+def _swapped_weights(prepared: PreparedGraph, steps: Mapping[int, Step]) -> Union[SwappedWeights, str]:
     """Weights to swap for a whole pass; if functions need them at different scales, the reason for hooks."""
     by_weight: Dict[int, Tuple[LayerInput, float]] = {}
-    for node, step in nodes:
-        for layer_input, alpha in zip(node.layer_inputs, step.alphas):
+    for node in prepared.plan.nodes:
+        alphas = steps[node.number].alphas if node.layer_inputs else ()
+        for layer_input, alpha in zip(node.layer_inputs, alphas):
             _, first_alpha = by_weight.setdefault(layer_input.weight, (layer_input, alpha))
             if alpha != first_alpha:
                 return f"{layer_input.layer} shares a weight with a layer of another scale"
@@ -158,33 +171,3 @@ def _swapped_weights(nodes: _Nodes, prepared: PreparedGraph) -> Union[SwappedWei
             # Their backward would read the scaled copy.
             return f"others read the weight of {layer_input.layer}"
     return SwappedWeights(prepared.graph, swapped)
-
-
-def _leaves(
-    nodes: _Nodes, prepared: PreparedGraph
-) -> Tuple[List[Contribution], Dict[int, List[Contribution]]]:
-    """List the `leaves` of `HooklessSteps`, and the contributions `following` functions."""
-    # Masters have this order.
-    by_leaf: Dict[int, List[Contribution]] = {leaf: [] for leaf in prepared.plan.leaves}
-    for node, step in nodes:
-        for contribution in contributions_of(prepared, node, step):
-            by_leaf[contribution.leaf].append(contribution)
-    following: Dict[int, List[Contribution]] = {}
-    for writers in [writers for writers in by_leaf.values() if len(writers) > 1]:
-        # nnabla may sum exact contributions at one scale, which are then divided once. If one is rounded or
-        # at another scale, each is divided before the next function writes.
-        if not all(one.exact and one.scale == writers[0].scale for one in writers):
-            for earlier, later in zip(writers, writers[1:]):
-                following.setdefault(earlier.function, []).append(later)
-    return [writers[0] for writers in by_leaf.values()], following
-
-
-def _between(schedule: ScaleSchedule) -> Dict[int, Tuple[Rescale, ...]]:
-    """Rescales between functions, by number of the function that they follow."""
-    # Rescaling before a function is rescaling after the previous one; before the first there is none.
-    nodes, steps = schedule.nodes, schedule.steps
-    rescales = {number: step.after for number, step in steps.items() if step.after}
-    for previous, node in zip(nodes, nodes[1:]):
-        if node.number in steps and steps[node.number].before:
-            rescales[previous.number] = rescales.get(previous.number, ()) + steps[node.number].before
-    return rescales

@@ -21,7 +21,6 @@ _Key = Union[int, str]
 GradientStatistics = Mapping[int, Tuple[ArrayStatistics, float]]
 """Statistics of the gradients measured in a pass, by position, each with its scale."""
 
-
 # Prefixes of names in messages between ranks.
 _GRADIENT, _ACTIVATION, _WEIGHT = "gradient ", "activation ", "weight "
 
@@ -76,14 +75,12 @@ class LatestStatistics:
         # Names of parameters, by position, except ambiguous ones.
         counts = Counter(name for _, name in plan.described.kept.values())
         self._names = {p: n for p, (_, n) in plan.described.kept.items() if n is not None and counts[n] == 1}
-        # Gradients by position; parameters by name, as graphs of other topologies read them, too; other data
-        # by `~position`.
+        # By key: position of gradients; name of parameters, which other topologies read; else `~position`.
         self._latest: Dict[_Key, ArrayStatistics] = {}
         # Choices use the statistics at the start of the iteration, equal on all ranks.
         self._at_start = self._latest
         self._iteration = -1
-        # Measurements of gradients in this pass, each with its scale, and of data: tickets of results, or
-        # finished results.
+        # Measurements of this pass, tickets or finished ones: of gradients, with their scales, and of data.
         self._running: Dict[int, Tuple[Union[int, ArrayStatistics], float]] = {}
         self._data: Dict[_Key, Union[int, ArrayStatistics]] = {}
         self._pending = _PendingWeights((), [], [])
@@ -194,8 +191,7 @@ class LatestStatistics:
         for position, (measured, scale) in running.items():
             statistics = results.statistics[measured] if isinstance(measured, int) else measured
             gradients[position] = statistics, scale
-            # Others are measured for the amaxes of their components alone. Zeros of an inactive one would
-            # hide its gradients in other batches.
+            # Others only count for their components. Zeros of inactive ones would hide earlier gradients.
             unused = statistics.nonfinite or position not in remembered
             loss_weight = 0.0 if unused else loss_weight_of(position)
             if loss_weight:

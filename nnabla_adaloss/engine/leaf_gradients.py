@@ -41,7 +41,7 @@ def contributions_of(prepared: PreparedGraph, node: NodeStructure, step: Step) -
     by_leaf: Dict[int, Contribution] = {}
     for position in node.leaves:
         variable, leaf = prepared.graph.variables[position], prepared.plan.leaf(position)
-        scale = scales.get(position, step.scale)
+        scale, rounded = scales.get(position, step.scale), prepared.storage.rounds_gradient(variable)
         if leaf in by_leaf:
             # Leaves that share a gradient array: the function writes one part of it, with one scale.
             by_leaf[leaf] = by_leaf[leaf]._replace(aliases=(*by_leaf[leaf].aliases, variable))
@@ -54,8 +54,7 @@ def contributions_of(prepared: PreparedGraph, node: NodeStructure, step: Step) -
                 half=node.half,
                 own_references=node.own_references,
                 # In float32, multiplying by a power of two changes no bit.
-                exact=not (node.half or prepared.storage.rounds_gradient(variable))
-                and is_power_of_two(scale),
+                exact=not (node.half or rounded) and is_power_of_two(scale),
             )
     return list(by_leaf.values())
 
@@ -269,34 +268,30 @@ class NonfiniteGradients:
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
         self.keys: AbstractSet[int] = frozenset()
-        # Those among them that are leaves of other losses only.
-        self._of_other_losses: AbstractSet[int] = frozenset()
         self._aside: List[Tuple[int, nn.NdArray, nn.NdArray]] = []
 
     def set_aside(self, leaves: Mapping[int, nn.Variable]) -> bool:
         """Zero the gradients that are still not finite, and keep their contents; False if there are none."""
-        # Losses of a training loop share this record: those of other losses stay in it.
-        self._of_other_losses = self.keys - leaves.keys()
         gradients = {key: leaves[key].grad for key in self.keys & leaves.keys()}
-        written = [(key, gradient) for key, gradient in gradients.items() if not gradient.zeroing]
+        written = {key: gradient for key, gradient in gradients.items() if not gradient.zeroing}
         # Fetched at once, unlike the engine's own, which may be running.
         measurements = measurements_by(self._kernels, len(written))
-        measurements.measure([gradient for _, gradient in written])
-        for (key, gradient), statistics in zip(written, measurements.fetch().statistics):
-            if not statistics.nonfinite:
-                continue
-            saved = nn.NdArray(gradient.shape)
-            self._kernels.scaled_copy(gradient, saved, 1.0)
-            self._aside.append((key, gradient, saved))
-            gradient.zero()
+        measurements.measure([*written.values()])
+        for (key, gradient), statistics in zip(written.items(), measurements.fetch().statistics):
+            if statistics.nonfinite:
+                saved = nn.NdArray(gradient.shape)
+                self._kernels.scaled_copy(gradient, saved, 1.0)
+                self._aside.append((key, gradient, saved))
+                gradient.zero()
         return bool(self._aside)
 
-    def put_back(self, nonfinite: AbstractSet[int]) -> None:
+    def put_back(self, leaves: Mapping[int, nn.Variable], nonfinite: AbstractSet[int]) -> None:
         """Add the contents set aside to the pass's gradients; `nonfinite`: keys of those that it left so."""
         # Their results are not fetched, which would wait for a GPU.
         saved, gradients = [one for _, _, one in self._aside], [gradient for _, gradient, _ in self._aside]
         accumulate = [not gradient.zeroing for gradient in gradients]
         sums = UnscalingList(saved, [1.0] * len(saved), gradients, accumulate)
         measurements_by(self._kernels, len(saved)).unscale(sums)
-        self.keys = nonfinite | self._of_other_losses | {key for key, _, _ in self._aside}
-        self._of_other_losses, self._aside = frozenset(), []
+        # Losses of a training loop share this record: leaves of other losses stay in it.
+        self.keys = nonfinite | (self.keys - leaves.keys()) | {key for key, _, _ in self._aside}
+        self._aside = []

@@ -30,8 +30,7 @@ class MethodAlphas:
         self._config, self._needs = config, config.method.needs
         # Called for each function in a pass that measures, if the method needs arrays.
         self.copier = self.copy_arrays if self._needs is Needs.ARRAYS else None
-        # Statistics of the last iteration avoid a second pass over each batch. Whole arrays are not kept so
-        # long.
+        # Statistics of the last iteration avoid a second pass over each batch. Arrays are not kept that long.
         self.delay = int(self.copier is None) if config.delay is None else config.delay
         if self.delay and self.copier is not None:
             raise ValueError(
@@ -57,21 +56,15 @@ class MethodAlphas:
                 self._arrays = {**self._arrays, layer_input.layer: copies}
 
     def alpha_function(
-        self,
-        prepared: PreparedGraph,
-        iteration: int,
-        loss_weights: Sequence[float],
-        given_scale: Optional[float],
+        self, prepared: PreparedGraph, iteration: int, loss_weights: Sequence[float], *, s0_measured: bool
     ) -> Optional[MethodAlpha]:
-        """Make the method's alpha a function of layer and scale; None: scale limits determine all alphas.
-        `given_scale`: S0, or None if it is measured.
-        """
+        """Make the method's alpha a function of layer and scale; None: scale limits determine all alphas."""
         self.unbounded = {}
         if self._needs is Needs.COMPONENTS:
             return None
         # A measured S0 fits the layer with the largest gradients: alphas only enlarge the scales of others. A
         # given S0 may be too large, and alphas may be less than 1.
-        lowest = 1.0 if given_scale is None else 0.0
+        lowest = 1.0 if s0_measured else 0.0
 
         # The uncompensated scale has no factor that makes up for a small loss weight: bounds do not count it.
         def method_alpha(layer: str, scale: float, uncompensated: float) -> Tuple[float, Reason]:

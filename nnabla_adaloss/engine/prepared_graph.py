@@ -80,15 +80,12 @@ class PreparedGraph:
         """Leaves that accumulate batches in place, so that a batch's amax is unknown, and counts nowhere."""
         if self.zeroed is None:
             return frozenset()
-        # Functions in half write to arrays of their own: see `LeafGradients.take`.
-        in_place = {
-            leaf for node in self.plan.nodes if not node.half for leaf in map(self.plan.leaf, node.leaves)
-        }
-        keys, variables, storage = self.graph.keys, self.graph.variables, self.storage
-        zeroed = names_of(self.zeroed)
-        # So do those of an emulation that rounds.
-        sums = [leaf for leaf in in_place if keys[leaf] not in zeroed]
-        return frozenset([leaf for leaf in sums if not storage.rounds_gradient(variables[leaf])])
+        plan, graph, zeroed = self.plan, self.graph, names_of(self.zeroed)
+        # Functions in half write to arrays of their own (see `LeafGradients.take`), as do those of an
+        # emulation that rounds.
+        in_place = {plan.leaf(position) for node in plan.nodes if not node.half for position in node.leaves}
+        sums = [leaf for leaf in in_place if graph.keys[leaf] not in zeroed]
+        return frozenset([p for p in sums if not self.storage.rounds_gradient(graph.variables[p])])
 
     @cached_property
     def variables(self) -> List[nn.Variable]:

@@ -121,9 +121,7 @@ class FinishedPass(NamedTuple):
         )
 
     def _component_amaxes(self) -> Dict[int, float]:
-        """Largest unscaled magnitude of each component in the arrays of the pass's slice, and in all that an
-        emulation has rounded; empty if there is no slice.
-        """
+        """Largest unscaled magnitude of each component in the pass's slice, and in all that was rounded."""
         plan, keys, storage = self.prepared.plan, self.prepared.graph.keys, self.prepared.storage
         measured, rounded = self.decision.slice, storage.gradients
         components, scales = self.decision.schedule.components, self.decision.schedule.scales
@@ -137,8 +135,8 @@ class FinishedPass(NamedTuple):
                 amaxes[index] = amax
 
         for position, (statistics, scale) in self.gradients.items():
-            # Gradients between functions in float are not stored in the format, and limit no scale but that
-            # of a scalar which is a component by itself.
+            # Gradients between functions in float are not stored in the format: they only limit the scales of
+            # components of scalars.
             is_stored = keys[position] in rounded if storage.rounds else position not in plan.in_float
             is_alone = components.of.get(position) in components.scalar_components
             if position in plan.limiting_gradients and (is_stored or is_alone):
@@ -168,8 +166,7 @@ class FinishedPass(NamedTuple):
         contributions = zip(self.written.contributions, self.results.largest)
         nonfinite_leaves = {one.leaf for one, amax in contributions if amax == math.inf}
         leaf_components, finite = self._components_of_leaves(nonfinite_leaves)
-        # If all were measured as they arrived, the others overflowed afterwards, when they were raised to the
-        # scale of the next component.
+        # If all were measured as they arrived, the others overflowed when raised to the next one's scale.
         raised = overflowed - arrived if measured_all else frozenset()
         first = first_overflow(plan, schedule.components, nonfinite, leaf_components, raised)
         functions = [
@@ -229,8 +226,7 @@ def suspected_predecessors(
     components: Components, overflowed: int, finite: AbstractSet[int]
 ) -> FrozenSet[int]:
     """Predecessors that may have passed the overflow on, as no `finite` gradient of theirs was measured."""
-    # From successors to predecessors, towards the loss, up to finite components and to scalars, which do not
-    # overflow before their successors do.
+    # Towards the loss, up to finite components, and to scalars: these overflow later than successors do.
     suspected: Set[int] = set()
     waiting = [overflowed]
     while waiting:

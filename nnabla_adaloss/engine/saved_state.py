@@ -110,9 +110,7 @@ def load_state(
 
 
 def load_topology(saved: Saved, prepared: PreparedGraph) -> Tuple[Dict[int, ArrayStatistics], ScheduleCache]:
-    """Read statistics and schedules for a prepared graph, which stays as it is, from a `topology_state`;
-    KeyError, TypeError or ValueError if that is damaged.
-    """
+    """Read statistics and schedules for a graph from a `topology_state`; KeyError, TypeError, ValueError."""
     return LatestStatistics.loaded(prepared.plan.measured, saved["statistics"]), prepared.schedules.loaded(
         saved["schedule"],
         lambda scales, given_scale, loss_weights, is_merged: prepared.schedule(

@@ -36,25 +36,21 @@ class ScaledWeights:
 
     def swap(self, weights: SwappedWeights) -> None:
         """Swap weights for scaled copies, until `restore`."""
-        storage, copies = self._storage, weights.copies
-        sources = [variable.data for variable in weights.variables]
-        copies.targets = targets = [
-            self._pool.get(shape, "scaled weight", index) for index, shape in enumerate(weights.shapes)
-        ]
-        readable = sources
+        storage, copies, scratch, shapes = self._storage, weights.copies, self._pool.get, weights.shapes
+        readable = sources = [variable.data for variable in weights.variables]
         if not are_readable(sources):
-            scratch = (self._pool.get(shape, "float32", index) for index, shape in enumerate(weights.shapes))
-            readable = list(map(as_float32, sources, scratch))
+            floats = (scratch(shape, "float32", index) for index, shape in enumerate(shapes))
+            readable = list(map(as_float32, sources, floats))
+        copies.targets = [scratch(shape, "scaled weight", index) for index, shape in enumerate(shapes)]
         rounded = [storage.weights.get(key) for key in weights.keys]
         copies.sources = [array or source for array, source in zip(rounded, readable)]
         self._kernels.scaled_copy_all(copies)
-        for key, scaled, alpha in zip(weights.keys, targets, copies.alphas):
-            # An emulation rounds it. Enlarged by a power of two, a rounded weight keeps all bits; shrunk, it
-            # may have subnormal elements.
+        for key, scaled, alpha in zip(weights.keys, copies.targets, copies.alphas):
+            # An emulation stores it. Enlarging keeps all bits of a rounded weight; shrinking may not.
             if alpha < 1.0:
                 storage.store(key, scaled)
         # Each swap is noted before it is made: a signal may interrupt between any two lines.
-        swaps = zip(weights.keys, rounded, weights.variables, sources, targets)
+        swaps = zip(weights.keys, rounded, weights.variables, sources, copies.targets)
         for key, array, variable, source, scaled in swaps:
             if array is not None and source != array:
                 # Backward of an emulation has not begun: it will first put these into the Variables.

@@ -77,9 +77,7 @@ class Layers:
             range_of=range_of or (lambda position: self.config.range),
             components=SimpleNamespace(of={asked: 0}),
         )
-        method_alpha = self.method_alphas.alpha_function(
-            prepared, iteration, [weight], scale if fixed else None
-        )
+        method_alpha = self.method_alphas.alpha_function(prepared, iteration, [weight], s0_measured=not fixed)
         assert method_alpha is not None
         return method_alpha(layer, scale, scale if base is None else base)
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import AbstractSet, Any, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import nnabla as nn
 
@@ -42,12 +42,8 @@ class HookedPass:
         self, prepared: PreparedGraph, decision: Decision, inputs: PassInputs, watch: Optional[LayerWatch]
     ) -> None:
         self._prepared, self._decision, self._inputs, self._watch = prepared, decision, inputs, watch
-        # Gradients to measure as they arrive, and data to measure before backward frees them.
-        self._measured: AbstractSet[int] = frozenset()
-        self._data: Sequence[int] = ()
-        if decision.slice is not None:
-            self._measured = frozenset(decision.slice.gradients)
-            self._data = [*decision.slice.activations, *decision.slice.weights]
+        # Gradients to measure as they arrive.
+        self._measured = frozenset(() if decision.slice is None else decision.slice.gradients)
         # True if others read parameter gradients right after the function that writes them.
         unscale_each = not (inputs.callbacks is inputs.post_hook is None)
         # True if the work after a function must be done at once, and not before the next one runs: others
@@ -61,7 +57,9 @@ class HookedPass:
 
     def begin(self) -> Tuple[Hooks, Hooks]:
         """Measure data that backward frees; return the hooks before and after functions."""
-        self._prepared.statistics.measure((), self._data)
+        measured = self._decision.slice
+        if measured is not None:
+            self._prepared.statistics.measure((), [*measured.activations, *measured.weights])
         if self._finishes_each:
             return (self._prepare, self._inputs.pre_hook), (self._finish_last, self._inputs.post_hook)
         # A hook costs time: the work after a function waits for the hook before the next one, or for `end`.
