@@ -185,11 +185,6 @@ class LayerPrecisions:
         """Given precision with the smallest range of gradients."""
         return min(self.storage.values(), key=lambda p: p.stored_gradients.max)
 
-    @property
-    def operands_only(self) -> bool:
-        """True if any layer rounds operands of its matrix product."""
-        return any(p.operands_only for p in self.storage.values())
-
     def of(self, layer: str) -> Precision:
         """Precision of a layer."""
         return next((p for pattern, p in self.storage.items() if matches(pattern, layer)), FP32)

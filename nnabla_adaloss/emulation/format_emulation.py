@@ -197,6 +197,7 @@ class FormatEmulation:
         self._run(guard, partial(run_backward, *arguments))
 
     def _make_plan(self) -> RoundingPlan:
+        """Plan the roundings of the present graph, and tell the storage the precision of its variables."""
         plan = RoundingPlan(
             self._loss,
             self.precisions,
@@ -208,6 +209,7 @@ class FormatEmulation:
         return plan
 
     def _round_weights(self) -> None:
+        """Round weights to copies, which replace them while the graph runs."""
         self.emulated_storage.weights = {
             key: self.emulated_storage.round_data(key, leaf.data, self._pool.get(leaf.shape, "weight", index))
             for index, (key, leaf) in enumerate(self._plan.leaves)

@@ -142,6 +142,7 @@ class RoundedStorage(NativeStorage):
             self.kernels.round_to_format(array, array, stored)
 
     def _random_key(self, precision: Precision) -> Optional[int]:
+        """Key of the next stream of random bits; None without random rounding."""
         if precision.stochastic_seed is None:
             return None
         self.drawn.count += 1

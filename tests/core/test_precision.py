@@ -188,12 +188,6 @@ def test_the_widest_of_several() -> None:
     assert widest([FP8_HYBRID, half]) is FP8_HYBRID  # what it stores is as wide
 
 
-def test_operands_of_any_layer() -> None:
-    plain = LayerPrecisions({"a": "float16", "*": "bfloat16"})
-    assert not plain.operands_only
-    assert LayerPrecisions({"a": "fp8_hybrid", "*": "float16"}).operands_only
-
-
 @pytest.mark.parametrize(
     ("storage", "message"),
     [

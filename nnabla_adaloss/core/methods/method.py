@@ -98,7 +98,6 @@ class Fixed(Method):
         positive_number("fixed_loss_scale", self.fixed_loss_scale)
 
     def scale(self, g: None, W: None, *, range: Range, fan_in: float) -> float:
-        """Return `fixed_loss_scale` for any gradient."""
         return self.fixed_loss_scale
 
 
@@ -111,7 +110,6 @@ class ArrayFunction(Method):
     config: Any
 
     def scale(self, g: NDArray[Any], W: Optional[NDArray[Any]], *, range: Range, fan_in: float) -> float:
-        """Return the function's result."""
         return self.function(g, W, config=self.config, fan_in=fan_in)
 
 
