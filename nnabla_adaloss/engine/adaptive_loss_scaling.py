@@ -367,8 +367,7 @@ class AdaptiveLossScaling:
         self.components = self.components.after_iteration(good=True)
         if step is not None:
             step()
-        # `self.iteration` is the coming one. In a half context its forward rounds weights: measured now, they
-        # have all their bits.
+        # In a half context the coming forward rounds weights: measured now, they have all their bits.
         if self.in_half and self._result is not None:
             prepared = self._graph.current()
             coming = prepared.slice(prepared.schedules, self.iteration, self._result.schedule.given_scale)

@@ -176,9 +176,8 @@ class LatestStatistics:
 
     def finish(self, loss_weight_of: Callable[[int], float]) -> Tuple[GradientStatistics, Results]:
         """Wait for a pass's results, and remember those of use; return the gradients', and all results."""
-        # Cleared first: after an interruption no ticket may remain without a measurement. In place, as graphs
-        # of one topology share the two dicts of running measurements; what is remembered is replaced, as
-        # savepoints hold the former.
+        # Cleared first: an interruption must leave no ticket without a measurement. In place, as graphs of
+        # one topology share both dicts. Remembered statistics are replaced: savepoints hold the former ones.
         running, data, pending = {**self._running}, {**self._data}, self._pending
         self._running.clear()
         self._data.clear()

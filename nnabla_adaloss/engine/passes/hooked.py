@@ -46,9 +46,8 @@ class HookedPass:
         self._measured = frozenset(() if decision.slice is None else decision.slice.gradients)
         # True if others read parameter gradients right after the function that writes them.
         unscale_each = not (inputs.callbacks is inputs.post_hook is None)
-        # True if the work after a function must be done at once, and not before the next one runs: others
-        # read its gradients, or nnabla recomputes activations, which it does before it calls a hook, from the
-        # weights.
+        # True if the work after a function cannot wait for the hook before the next one: others read its
+        # gradients, or nnabla recomputes activations from the weights, which it does before it calls a hook.
         self._finishes_each = unscale_each or watch is not None or any(prepared.plan.described.recomputed)
         # The present or last function, if work after it remains.
         self._unfinished: List[Tuple[NodeStructure, Tuple[Rescale, ...]]] = []
