@@ -130,7 +130,9 @@ class Steps:
             size = _norm(before.values())
             left = _norm(v.d for v in parameters.values()) / size if size else 1.0
             if solver.name in _BY_LEARNING_RATE:
-                left = min(left, abs(1.0 - solver.learning_rate() * examined.weight_decay))
+                # A momentum adds up steps.
+                rate = solver.learning_rate() / max(1.0 - solver.info.get("momentum", 0.0), 0.01)
+                left = min(left, abs(1.0 - rate * examined.weight_decay))
             self._left_by_steps = min(self._left_by_steps, left**_TAKEN)
             self._compare_losses(index, before)
             for _ in range(_TAKEN - 1):

@@ -2730,3 +2730,9 @@ def decay_in_on_gradients(mended: bool) -> Built:
     solver.set_parameters(nn.get_parameters())
     decay = 1e-4 if mended else 1.0
     return updater_of(loss, feed, solver, on_gradients=lambda solver: solver.weight_decay(decay)), None
+
+
+@trouble("solver", "Momentum", "its first 8 steps leave", remedy=remedies.DECAY)
+def decay_that_a_momentum_adds_up(mended: bool) -> Built:
+    loss, feed = network()
+    return updater_of(loss, feed, S.Momentum(0.1), weight_decay=1e-4 if mended else 0.5), None
