@@ -125,11 +125,14 @@ class Branches(Batches):
                     remedy = growth.remedy or remedies.SATURATED
                 clause = growth.clause * remedies.is_a(f, *_SATURATING)
                 found = f"; {network.listed([f])} leaves {left:.1e} of {arriving:.1e}{clause}", remedy
-        reads = layer.inputs[0]
+        reads, operands = layer.inputs[0], Operands(network, self._sights[0])
         if not found[0] and is_matrix_product(layer.info.type_name) and self.largest(reads) < _NOTHING:
-            return f"; it reads numbers up to {self.largest(reads):.1g}", remedies.LARGER_NUMBERS
+            steps = operands.steps(reads.parent) if reads.parent is not None else []
+            start = max(range(len(steps)), key=lambda i: steps[i].before, default=0)
+            growth = operands.growth(steps[start:], "numbers", shrinks=True)
+            clause = f"; it reads numbers up to {self.largest(reads):.1g}{growth.clause}"
+            return clause, growth.remedy or remedies.LARGER_NUMBERS
         if not found[0]:
-            operands = Operands(network, self._sights[0])
             growth = operands.growth(operands.gradient_steps(layer), "gradients", shrinks=True)
             if growth.remedy == remedies.VANISHING:
                 return growth.clause, growth.remedy

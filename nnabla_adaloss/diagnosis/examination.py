@@ -249,7 +249,7 @@ class _Examination:
             starved = [n.name for n in layers if not (n.nonzero or n.waits_for or causes)]
             yield from self._branches.blocked(layer for layer in self._layers if layer.name in starved)
             lost = [n.name for n in layers if min(one.lost_units for one in n.effects.values()) > _LOST_UNITS]
-            if lost:
+            if lost and not causes:
                 end = f" with any scale: in {self._storage} it is too small beside that of others."
                 yield Note("Many units lose their gradient in ", lost, end)
             found = [note for one in self._as_stored for note in Deviations(self._network, one).notes()]

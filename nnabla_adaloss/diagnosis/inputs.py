@@ -50,7 +50,7 @@ def notes(examined: Subject, network: Network, sights: Sequence[Sight]) -> Itera
     def fed(v: nn.Variable) -> Optional[NDArray[Any]]:
         while remedies.is_a(v.parent, *_RESHAPES):
             v = v.parent.inputs[0]
-        return None if hash(v) in network.names else examined.values(v)
+        return None if hash(v) in {*network.names, *network.never_filled} else examined.values(v)
 
     for f in network.graph.functions:
         if hash(f) in network.nodes and f.inputs:
@@ -75,6 +75,11 @@ def notes(examined: Subject, network: Network, sights: Sequence[Sight]) -> Itera
                 " gets larger by training, as its gradient is below 0. Unless that is meant, check the signs."
             )
             yield Note("", [network.name(f)], end)
+    fixed = [f for f in network.graph.functions if f.info.args.get("batch_stat") is False]
+    new = [f for f in fixed if not f.inputs[3].d.any() and (f.inputs[4].d == 1.0).all()]
+    if new:
+        names, end = [*map(network.name, new)], f": {remedies.STATISTICS}."
+        yield Note("A mean of 0 and a variance of 1, as at the start, are used by ", names, end)
     for v in filter(network.is_input, network.inputs.values()):
         x, stored = fed(v), network.format(v)
         if x is not None and x.ndim > 2:
@@ -100,10 +105,6 @@ def _of(f: Any, network: Network, fed: Fed) -> Iterator[str]:
     before = f.inputs[0].parent.info.type_name if f.inputs[0].parent is not None else ""
     if kind == f"{before}CrossEntropy" or (before, kind) == ("LogSoftmax", "SoftmaxCrossEntropy"):
         yield f"applies a {before.lower()} to the output of one: give it the scores"
-    if kind == "BatchNormalization" and not args["batch_stat"]:
-        mean, variance = f.inputs[3].d, f.inputs[4].d
-        if not mean.any() and (variance == 1.0).all():
-            yield f"normalises by a mean of 0 and a variance of 1, as at the start: {remedies.STATISTICS}"
     if (before, kind) == ("Sigmoid", "SoftmaxCrossEntropy"):
         yield "reads the output of a sigmoid, which is from 0 to 1: give it the scores"
     if kind == "Dropout" and args["p"] >= _DROPS:

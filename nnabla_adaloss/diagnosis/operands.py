@@ -238,7 +238,10 @@ class Operands:
             return Growth()
         (factor, name, remedy), grown = max(uses.items(), key=lambda one: sum(one[1]))
         if sum(grown) < total / 2.0:
-            times = min(math.exp(total), (steps[-1].after / (steps[0].before or math.inf)) ** sign)
+            # Of a state with many paths, the product of all steps is beyond any number.
+            times, (begin, end) = math.exp(min(total, 700.0)), (steps[0].before, steps[-1].after)
+            if begin and end:
+                times = min(times, (end / begin) ** sign)
             told = f"; {noun} {verb} from layer to layer, {times:.2g} times from {first} on"
             names = tuple(name for _, name, _ in uses if name)
             if shrinks:

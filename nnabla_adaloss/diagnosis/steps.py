@@ -202,7 +202,7 @@ class Steps:
         beyond = [key for key in _BELOW_ONE if settings.get(key, 0.0) >= 1.0]
         before, after = self._diverging
         if beyond:
-            what = f"its {beyond[0]} is {settings[beyond[0]]:g}, which must be below 1"
+            what = f"its {beyond[0]} is {settings[beyond[0]]:g}"
             yield Cause("solver", self._solver.name, what, remedies.SETTINGS)
         elif self._broken or after != before:
             what = f"its first step changes the loss from {before:.3g} to {after:.3g}"
@@ -211,7 +211,8 @@ class Steps:
             what += f", at a learning rate of {self._solver.learning_rate():g}"
             least = min(filter(None, self._left.values()), default=1.0)
             by_rate = self._solver.name in _BY_LEARNING_RATE
-            remedy = remedies.SMALLER_STEPS
+            decays = settings.get("wd", 0.0) * self._solver.learning_rate() > 1.0 - _SHRUNK ** (1.0 / _TAKEN)
+            remedy = remedies.DECAY if decays else remedies.SMALLER_STEPS
             if least < _SQUARE_VANISHES and not by_rate:
                 what += f": the squares of gradients of {least:.1e} are next to 0 in fp32"
                 remedy = remedies.LARGER_GRADIENTS

@@ -59,7 +59,7 @@ def notes(examined: Subject, network: Network) -> Iterator[Note]:
     constants = wanted & {hash(v.data) for v in network.graph.leaves.values() if not v.need_grad}
     fixed = sorted(name for name, v in examined.parameters.items() if hash(v.data) in constants)
     if fixed:
-        end = ", which this loss reads as constants: by nn.no_grad or fix_parameters, perhaps on purpose."
+        end = ", which this loss reads as constants (nn.no_grad or fix_parameters): it does not train them."
         yield Note("The solver has ", fixed, end)
     solvers = (made for made in gc.get_objects() if isinstance(made, nn.solver.Solver))
     able = [made for made in solvers if has(made, "get_parameters")]

@@ -26,6 +26,9 @@ import pytest
 import nnabla_adaloss
 from nnabla_adaloss import FormatEmulation, LossScaleError, Precision, Way
 from nnabla_adaloss.diagnosis import remedies
+from nnabla_adaloss.diagnosis.operands import Operands, Step
+from nnabla_adaloss.diagnosis.target import Network, Subject
+from nnabla_adaloss.diagnosis.watching import Sight
 from nnabla_adaloss.updaters.settings import keep_data
 from tests.worlds.architectures import NETWORKS
 from tests.worlds.interruptions import Interrupt, Moments, Training, differences
@@ -895,7 +898,21 @@ def test_a_moving_average_that_the_feeder_writes_is_not_missed() -> None:
 def test_a_weight_that_reads_next_to_nothing_is_no_matter_of_the_learning_rate() -> None:
     x, t = inputs()
     (cause,) = diagnose(updater_of(classes(x * 1e-7, t), feeder(x, t), S.Adam(1e-3, eps=1e-6))).verdict.causes
-    assert (cause.kind, cause.remedy) == ("epsilon", remedies.LARGER_NUMBERS)
+    assert (cause.kind, cause.remedy) == ("epsilon", remedies.TOO_SMALL)
+
+
+def test_numbers_that_shrink_beyond_any_number_are_said_to_shrink() -> None:
+    """The steps of a state have many paths: their product may be beyond float64."""
+    loss, feed = network(lambda x: hidden(x) * 0.5 * 0.25 * 0.125)
+    examined = Subject(loss, feed, 1)
+    with examined.preserved():
+        own = Network(examined, FormatEmulation(loss, "float16").emulated_storage)
+        sight = Sight(own.leaves.values(), examined.kernels)
+        examined.forward(loss, 0, sight.after_forward)
+        factors = [f for f in own.graph.functions if f.info.type_name == "MulScalar"]
+        steps = [Step(f, 1.0, 1e-30) for f in factors] * 10
+        told = Operands(own, sight).growth(steps, "numbers", shrinks=True).clause
+    assert told == "; numbers shrink from layer to layer, 1e+30 times from fc1/affine/MulScalar on"
 
 
 def test_a_gate_that_a_feeder_may_open_later_is_no_cause() -> None:

@@ -170,7 +170,7 @@ NOTED: Dict[str, Tuple[Callable[..., nn.Variable], Tuple[Draw, Draw], Any, str]]
         lambda x, t: classification(PF.batch_normalization(x, batch_stat=False, name="bn"), t),
         (normal, labels),
         lambda x, t: classification(PF.batch_normalization(x, name="bn"), t),
-        "bn/bn normalises by a mean of 0 and a variance of 1, as at the start",
+        "A mean of 0 and a variance of 1, as at the start, are used by bn/bn: run batches with",
     ),
     "targets_of_zeros": (
         lambda x, t: F.mean(F.sigmoid_cross_entropy(affine(hidden(x), 5, "head"), t)),
