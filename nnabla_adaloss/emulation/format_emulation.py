@@ -90,8 +90,7 @@ class FormatEmulation:
             )
         self._loss = variable_of(loss)
         precisions, kernels = LayerPrecisions(storage), select_kernels(self._loss.parent.context)
-        self._seed, self._checked_scale = LossSeed(self._loss, kernels.scaled_float32), 1.0
-        self._pool = ScratchPool()
+        self._seed, self._pool = LossSeed(self._loss, kernels.scaled_float32), ScratchPool()
         self._float_tail = boolean("float_tail", float_tail)
         self._parameters = check_parameters("parameters", parameters)
         # Names come from the parameter scope in which the loss is wrapped.
@@ -178,9 +177,7 @@ class FormatEmulation:
             ValueError: `scale` is not finite or less than 2**-126, or a loss of several elements has no
                 `grad`, or `grad` has another shape.
         """
-        # The engine passes the same float each time; anything else is checked.
-        if type(scale) is not float or scale != self._checked_scale:
-            self._checked_scale = check_scale(scale)
+        check_scale(scale)
         check_seed(self._loss, grad)
         if not self._plan.graph.is_current:
             self._plan = self._make_plan()
