@@ -21,9 +21,7 @@ from .statistics import ArrayStatistics
 # weight would lose nearly all its bits (2**8).
 _ENOUGH, _SPARE, _FURTHER = 0.27, 0.4, 0.27
 _EXPONENTS = 30.0
-
-# A scaled weight with fewer bits is not worth lowering scales.
-_FEWEST_BITS = 4
+_FEWEST_BITS = 4  # a scaled weight with fewer is not worth lowering scales
 
 History = Tuple[Tuple[int, ArrayStatistics], ...]
 """Statistics of a layer's gradient by iteration, newest last, divided by its scale."""

@@ -11,9 +11,7 @@ from .formats import FLOAT16, FORMATS, DTypeLike, Format, FormatName, get_format
 from .layer_selection import matches, matches_all
 from .validation import boolean, integer
 
-# Bits of the narrowest format of scalars.
-NARROWEST_SCALAR = 16
-
+NARROWEST_SCALAR = 16  # bits of the narrowest format of scalars
 _64_BITS = 2**64 - 1
 
 
@@ -148,8 +146,7 @@ def get_precision(storage: PrecisionLike, argument: str = "storage") -> Precisio
     return precision
 
 
-# Precision of layers that no pattern matches.
-FP32 = Precision("float32")
+FP32 = Precision("float32")  # of layers that no pattern matches
 
 
 class LayerPrecisions:

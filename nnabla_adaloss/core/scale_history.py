@@ -18,15 +18,12 @@ from typing import Any, List, NamedTuple, Sequence, Tuple
 from .power_of_two import floor_power_of_two
 from .validation import integer, number, positive_integer, positive_number
 
-# Factor of lowering a scale for the next try, beyond the margin below the overflow.
-_STEP = 4.0
+_STEP = 4.0  # factor of lowering a scale for the next try, beyond the margin below the overflow
+_LEAST_MEASUREMENTS = 16  # fewer do not show the range of gradients
 
 # Factor within which scales are equalized. Each layer that changes the scale copies its weight, and scales
 # that change less often are chosen less often.
 _APART = 4.0
-
-# Fewer measurements do not show the range of gradients.
-_LEAST_MEASUREMENTS = 16
 
 
 def equalized(scales: Sequence[float]) -> List[float]:

@@ -10,14 +10,11 @@ from .power_of_two import is_power_of_two
 from .schedule import ScaleSchedule
 from .validation import integer, limited, number
 
-# Number of loss-weight tuples with a cached schedule.
-_KEPT = 64
+_KEPT = 64  # number of loss-weight tuples with a cached schedule
+_ENDED = -(2**31)  # start of a cycle that ended long ago, so that no schedule is in use
 
 # Check of a saved scale: float32 must hold it and its reciprocal.
 _scale = limited(number, lambda scale: 2.0**-126 <= scale < 2.0**126, "must be in [2**-126, 2**126)")
-
-# Start of a cycle that ended long ago, so that no schedule is in use.
-_ENDED = -(2**31)
 
 
 class Chosen(NamedTuple):

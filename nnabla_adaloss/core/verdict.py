@@ -17,8 +17,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple, Optional
 
-CHECK_AFTER = 3
-"""Number of repeats after which forward is checked."""
+CHECK_AFTER = 3  # number of repeats after which forward is checked
 
 
 class PassVerdict(Enum):
