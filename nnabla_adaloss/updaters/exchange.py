@@ -99,7 +99,7 @@ class GradientExchange:
         messages: List[Numbers] = []
         for values in map(iter, rows[:, 1:].tolist()):
             common = {name: list(islice(values, count)) for name, count in self._lengths.items()}
-            messages.append({name: own for name, own in common.items() if not math.isnan(own[0])})
+            messages.append({name: sent for name, sent in common.items() if not math.isnan(sent[0])})
         longest = int(rows[:, 0].max())
         if longest:
             # Filled up with spaces to one even length, as `_gather` sends pairs of bytes.

@@ -202,9 +202,9 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
             if skipped is not None:
                 return skipped
         # The gradients are complete, unscaled, and equal on all ranks.
-        scaling, retries, last = self.scaling, self._retries, self._retries.last
-        learns = self._notifier.note_update(self.iteration, self._s0.state.scale, [scaling], [self.solver])
-        if not scaling.result.state_finite:
+        retries, last, engines = self._retries, self._retries.last, [self.scaling]
+        learns = self._notifier.note_update(self.iteration, self._s0.state.scale, engines, [self.solver])
+        if not self.scaling.result.state_finite:
             # Infinite running statistics would outlast the batch, whose gradients are finite.
             self._undo_batches()
         if self.average and self.accum_grad > 1:
@@ -220,7 +220,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         with self._idle.lock:
             # Update parameters in one call into C that runs no line of Python: no signal can come between the
             # step and the end of the iteration, with which it counts.
-            scaling.after_update(partial(deque, map(_CALL, (self.solver.update, self._undone.clear)), 0))
+            self.scaling.after_update(partial(deque, map(_CALL, (self.solver.update, self._undone.clear)), 0))
         reason, layers = "updated" if learns else "zero_gradients", (last.layers, outcome.layers)
         return UpdateResult(True, self._s0.state.scale, retries.retries, reason, *layers, "", last.component)
 

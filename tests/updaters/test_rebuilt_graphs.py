@@ -488,3 +488,17 @@ def test_a_graph_in_another_storage_is_refused_before_anything_is_changed(stored
     assert updater.scaling.layer_scales == scales
     updater.loss = built(stored)
     assert updater.update().updated
+
+
+def test_a_loss_that_a_hook_assigns_takes_over_the_iteration() -> None:
+    found = []
+    for rebuilds in (False, True):
+        nn.clear_parameters()
+        x = data(4, 3)
+        updater = updater_of(two_layers(x), solver=S.Sgd(0.1))
+        if rebuilds:
+            updater.on_gradients = lambda solver, u=updater, x=x: setattr(u, "loss", two_layers(x))
+        for _ in range(3):
+            updater.update()
+        found.append(updater.scaling.components)
+    assert found[0] == found[1]
