@@ -127,10 +127,8 @@ class AdaLossConfig:
 
     def range_in(self, stored: Format) -> Range:
         """(u_min, u_max) of gradients that are stored in a format, unless given here."""
-        return Range(
-            stored.u_min if self.u_min is None else self.u_min,
-            stored.max if self.u_max is None else self.u_max,
-        )
+        u_min = stored.u_min if self.u_min is None else self.u_min
+        return Range(u_min, stored.max if self.u_max is None else self.u_max)
 
     @property
     def iterations_per_measurement(self) -> int:

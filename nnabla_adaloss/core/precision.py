@@ -124,11 +124,8 @@ PRECISIONS: Dict[str, Precision] = {
     "fp8_hybrid": FP8_HYBRID,
 }
 
-PrecisionName = Literal[FormatName, "fp8_hybrid"]
-"""Names that `storage=` accepts."""
-
-PrecisionLike = Union[PrecisionName, DTypeLike, Format, Precision]
-"""Types that stand for one precision."""
+PrecisionName = Literal[FormatName, "fp8_hybrid"]  # names that `storage=` accepts
+PrecisionLike = Union[PrecisionName, DTypeLike, Format, Precision]  # types that stand for one precision
 
 StorageLike = Union[PrecisionLike, Mapping[str, PrecisionLike]]
 """Types that `storage=` accepts: one precision, or one for each pattern of layer names."""

@@ -68,9 +68,7 @@ class RoundingPlan:
         self._default = precisions.only or precisions.narrowest
         self._of: Dict[int, Precision] = dict(zip(map(hash, functions), of_functions))
         # Empty if all layers have the same precision.
-        self.of_variables: Dict[int, Precision] = {}
-        if precisions.only is None:
-            self.of_variables = _variable_precisions(graph, of_functions)
+        self.of_variables = {} if precisions.only else _variable_precisions(graph, of_functions)
         self._in_float: Set[int] = set()
         for precision in dict.fromkeys(of_functions if float_tail else ()):
             candidates = [index for index, of_one in enumerate(of_functions) if of_one == precision]
