@@ -169,6 +169,8 @@ class AdaptiveLossScaling:
         self.components = Observations(Memory(policy.measured_every(self.config.iterations_per_measurement)))
         self.iteration = 0
         self._result: Optional[PassReport] = None
+        # True if the last good batch had an infinite loss, and finite gradients.
+        self.trained_on_infinite_loss = False
         self._nonfinite = NonfiniteGradients(self.kernels)
 
     @property
@@ -200,6 +202,7 @@ class AdaptiveLossScaling:
     def go_back_to(self, before: AdaptiveLossScaling) -> None:
         """Continue from the engine at the start of this iteration, which a `savepoint` has restored."""
         self.iteration = before.iteration
+        self.trained_on_infinite_loss = before.trained_on_infinite_loss
         self._graph.go_on_from(before._graph)
         self.components = before.components
 
@@ -365,6 +368,7 @@ class AdaptiveLossScaling:
         """End a good iteration: remember its measurements, run the solver's `step`, measure new weights."""
         # First, because the iteration counts from the end of `step` on, even if it is interrupted then.
         self.components = self.components.after_iteration(good=True)
+        self.trained_on_infinite_loss = self._result is not None and self._result.loss_is_infinite
         if step is not None:
             step()
         # In a half context the coming forward rounds weights: measured now, they have all their bits.

@@ -120,11 +120,13 @@ class BatchLoop(NamedTuple):
         """Collect facts about the last pass over a batch, in which gradients overflowed."""
         scaling = self.scaling
         loss_finite = bool(np.isfinite(scaling.variable.d).all())
+        # A loss that is always infinite, such as a sum beyond the format, does not tell bad data.
+        is_usual = scaling.trained_on_infinite_loss and not np.isnan(scaling.variable.d).any()
         return Facts(
             repeats,
             overflowed=True,
             can_measure_more=scaling.can_measure_more,
-            loss_finite=loss_finite,
+            loss_finite=loss_finite or is_usual,
             forward_is_suspect=not loss_finite or scaling.forward_is_suspect,
             lost_recently=scaling.components.lost_recently,
         )

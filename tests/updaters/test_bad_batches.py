@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from functools import partial
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
@@ -106,6 +107,32 @@ def test_an_infinite_loss_whose_gradients_are_finite_trains(storage: Optional[st
     updater = updater_of(two_layers(data(4, 3)) + F.sum(largest * 2.0), storage=storage)
     assert [updater.update().reason for _ in range(3)] == ["updated"] * 3
     assert updater.scaling.variable.d == math.inf
+
+
+@pytest.mark.parametrize("scaler", [False, True])
+@pytest.mark.parametrize("storage", ["float16", "native"])
+def test_an_overflow_of_gradients_lowers_the_scale_where_the_loss_is_always_infinite(
+    storage: str, scaler: bool
+) -> None:
+    factor = constant([1.0])
+    with nn.context_scope(HALF if storage == "native" else FLOAT):
+        y = PF.affine(data(4, 3), 2, name="a", rng=np.random.RandomState(0))
+        loss = F.mean(F.squared_error(y, constant(np.full((4, 2), 300.0))) * F.broadcast(factor, (4, 2)))
+    solver, stored = solver_of(S.Sgd(1e-6)), None if storage == "native" else storage
+    if scaler:
+        loop = GradScaler(solver, storage=stored)
+        step = partial(scaler_step, loop, solver, loss)
+    else:
+        step = AdaptiveLossScalingUpdater(solver, loss, storage=stored).update
+    with warned():
+        for value in (1.0, 1.0, 60.0, 60.0):
+            factor.d, before = value, snapshot()["a/affine/W"].copy()
+            step()
+    assert not np.array_equal(snapshot()["a/affine/W"], before)
+    factor.d, before = math.inf, snapshot()
+    with warned(), suppress(LossScaleError):
+        step()
+    assert_equal(snapshot(), before)
 
 
 def test_no_loss_is_read_from_a_sink() -> None:
