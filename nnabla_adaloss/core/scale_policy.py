@@ -31,8 +31,8 @@ class ScaleState(NamedTuple):
     """State of the global loss scale."""
 
     scale: float  # S0
-    counter: int  # good updates since the scale last changed, as nnabla counts them
-    hysteresis_left: int  # number of further overflows that lower the scale; 1: the next one does
+    counter: int  # good updates since the last overflow or growth, as nnabla counts them
+    hysteresis_left: int  # overflows until the scale is lowered, with the one that lowers it; 1: the next one
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class ScalePolicy:
     N: float = 2000  # it grows after more than this many successful updates in a row; math.inf: never
     min_scale: float = 2.0**-24  # the smallest positive float16: below, the loss gradient itself underflows
     max_scale: float = 2.0**64  # far beyond use, and far from float32's limit
-    hysteresis: int = 1  # number of overflowing batches in a row that lowers the scale
+    hysteresis: int = 1  # overflows in a row from which on each lowers the scale
 
     def __post_init__(self) -> None:
         growth_factor("scaling_factor", self.scaling_factor)
@@ -73,7 +73,7 @@ class ScalePolicy:
         return ScaleState(self._lowered(state.scale), 0, state.hysteresis_left)
 
     def after_update(self, state: ScaleState, *, overflowed: bool = False) -> ScaleState:
-        """State after a good update; `overflowed`: a batch of it had overflowed before, and ran again."""
+        """State after a good update; `overflowed`: one of its batches ran again: hysteresis stays used up."""
         hysteresis_left = state.hysteresis_left if overflowed else self.hysteresis
         if state.counter > self.N:
             highest = max(self.max_scale, state.scale)

@@ -11,8 +11,8 @@ from .choose import within_float32
 from .components import Components, MergedComponents, NodeStructure
 from .layer_record import Reason
 
-# Largest ratio between the scale of a float32 scalar and that of its component. At its component's scale 16
-# bits would hold the scalar, so float32 holds it this far away, and the factor between two such scales, too.
+# Largest ratio between the scale of a float32 scalar and that of its component. At its component's scale even
+# 16 bits would hold the scalar; float32 holds it this far away, and so it does a factor of twice that ratio.
 _FLOAT_FACTOR = 2.0**60
 
 
@@ -89,11 +89,11 @@ class ScaleSchedule:
     @cached_property
     def arriving(self) -> Mapping[int, float]:
         """Scale of each gradient, by position, when all functions have contributed to it: that of its
-        component, except of float32 scalars; `steps` may then change it.
+        component, except of float32 scalars. Before its function runs, `steps` may multiply it.
         """
         scales = {position: self.component_scales[index] for position, index in self.components.of.items()}
-        # A float32 scalar takes over the lowest scale of its function's inputs, so that nothing is multiplied
-        # between them. From the inputs on, as scales may be handed on through several such functions.
+        # A float32 scalar takes over the lowest scale of the inputs of the function that computes it, so that
+        # this input's gradient need not be multiplied. In forward order: a chain of scalars hands it on.
         for node in reversed(self.nodes) if self.float_functions else ():
             if node.number in self.float_functions and node.inputs:
                 scale, of_inputs = scales[node.outputs[0]], min(scales[position] for position in node.inputs)

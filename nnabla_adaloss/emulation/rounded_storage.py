@@ -127,7 +127,10 @@ class RoundedStorage(NativeStorage):
         )
 
     def store_gradient(self, key: int, array: nn.NdArray) -> None:
-        """Round a rounded gradient again after it was scaled in place, and add the counts to those before."""
+        """Round a gradient of this pass again after it was scaled in place, and add the counts.
+
+        An element that was lost before is 0 or infinite now, and not counted again.
+        """
         before = self.gradients.get(key)
         if before is not None:
             self.round_gradient(key, array)

@@ -130,13 +130,16 @@ class LatestStatistics:
         return {key: statistics for key, statistics in self._latest.items() if isinstance(key, str)}
 
     def measure(self, gradients: Sequence[Tuple[int, float]], data: Sequence[int]) -> None:
-        """Start measuring gradients, given with their scales, and data, in one call, as they are now."""
+        """Start measuring gradients, given with their scales, and data, in one call, as they are now.
+
+        Gradients that nothing has written are left out.
+        """
         if not (gradients or data):
             return
         keys, variables, storage = self._graph.keys, self._graph.variables, self._storage
         arrays = [variables[position].grad for position, _ in gradients]
         unmeasured = gradients
-        # Usually all are float arrays with contents, and none is measured already: one check suffices.
+        # Without rounding none is measured already, and usually all are float arrays with contents.
         if storage.rounds or not are_readable(arrays):
             unmeasured = []
             for (position, scale), array in zip(gradients, arrays):

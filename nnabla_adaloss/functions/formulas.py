@@ -43,17 +43,19 @@ def get_loss_scale_by_approx_range(
 
     Args:
         g: gradient of the layer's output, any shape, float16, float32 or float64; computed in float64.
-        W: the layer's weight, (C, M) or (C_out, C_in, k...). None for a function without weight, e.g. a cast:
-            then sigma = std(g), and only max|g| must not overflow.
+        W: the layer's weight with its output channels first, (C_out, C_in) or (C_out, C_in, k...): transpose
+            that of nnabla's affine. None for a function without weight, e.g. a cast: then sigma = std(g),
+            and only max|g| must not overflow.
         config: gives p (`n_uf_threshold`), u_min and u_max.
         fan_in: K, number of products summed into one element of the input gradient. None: sigma takes K from
-            the shape of `W` (C, or C_out * k...), and the overflow limit is that of single products.
+            the shape of `W` (C_out, or C_out * k...), and the overflow limit has K = 1.
         lognormal: only without `W`: assume that |g| is lognormally distributed. With m and s the mean and
-            deviation of ln|g| over the non-zero elements, the lower value is exp(ln u_min - m - s sqrt(2)
-            erfinv(2p - 1)).
+            deviation of ln|g| over the non-zero elements, exp(ln u_min - m - s sqrt(2) erfinv(2p - 1))
+            replaces the first value of the minimum.
 
     Returns:
-        0-dim float64 array, positive and finite; 1 when `g` or `W` holds an infinity or NaN, or only zeros.
+        0-dim float64 array, positive and finite; 1 when `g` or `W` holds an infinity or NaN, or only zeros,
+        and where sigma (or s) is 0, whatever their size, as of a constant `g` without `W`.
 
     Raises:
         ValueError: `lognormal` together with `W`, or `fan_in` not positive and finite.

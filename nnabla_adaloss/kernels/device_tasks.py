@@ -38,7 +38,7 @@ class DeviceTasks:
         self._sizes, self._rows = (_column(values, np.int64, count) for values in (sizes, rows))
         self._factors = _column(factors, np.float64, count)
         # Argument of a launch, without addresses and flags, and its number of blocks, by the part's start and
-        # stop; a kernel's `per_block` and `max_blocks` are always the same.
+        # stop alone: a kernel's `per_block` and `max_blocks` are always the same.
         self._launches: Dict[Tuple[int, int], Tuple[NDArray[Any], int]] = {}
         self.move(sources, targets, flags)
 
@@ -49,14 +49,18 @@ class DeviceTasks:
         )
 
     def argument(self, part: slice, per_block: int, max_blocks: int) -> Tuple[NDArray[Any], int]:
-        """Make adaloss.cu's Tasks of a part, of size 1, and count its blocks of `per_block` elements."""
+        """Fill the struct `Tasks` of adaloss.cu for a part of the tasks, and count its blocks.
+
+        Returns:
+            An array with this struct as its one element, filled again by the next call: a launch copies it.
+        """
         place, count = (part.start, part.stop), part.stop - part.start
         if place not in self._launches:
             new, sizes = np.zeros(1, layout("Tasks")), self._sizes[part]
             new["count"] = count
             task = new["task"][0, :count]
             task["size"], task["row"], task["factor"] = sizes, self._rows[part], self._factors[part]
-            # Half the time of np.clip, which an iteration would call several times.
+            # Half the time of np.clip: tasks that are not kept are made in each iteration.
             counts = np.minimum(np.maximum(-(-sizes // per_block), 1), max_blocks)
             ends = counts.cumsum()
             task["first_block"] = ends - counts

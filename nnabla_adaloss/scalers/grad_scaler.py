@@ -292,7 +292,9 @@ class GradScaler:
         return self._enabled
 
     def get_scale(self, loss: Optional[LossLike] = None) -> float:
-        """The scale of a loss, or of the one used last, in its last backward; 1.0 with `enabled=False`.
+        """Scale of a loss, or of the one used last, in its last backward; before the first, the start scale.
+
+        It is 1.0 with `enabled=False`.
 
         Raises:
             RuntimeError: `loss` is None, and no loss was used yet.
@@ -300,7 +302,10 @@ class GradScaler:
         if not self._enabled:
             return 1.0
         if loss is not None:
-            return self.scaling(loss).loss_scale
+            # Asking is no use of a loss: it changes neither the order of use nor the losses in memory.
+            key = hash(variable_of(loss))
+            known = [scaling for scaling in self.engines if hash(scaling.variable) == key]
+            return (known[0] if known else self.scaling(loss)).loss_scale
         if not self.engines:
             raise RuntimeError("get_scale() before forward(loss) or backward(loss): no loss is known yet")
         return self.engines[-1].loss_scale

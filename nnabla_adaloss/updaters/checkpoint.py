@@ -73,7 +73,7 @@ def save_checkpoint(
     """
     if hasattr(path, "state_dict"):
         raise TypeError("path comes first: save_checkpoint(path, updater)")
-    saved, modules, kept = *_with_solvers(parts), _plain(extra)
+    saved, modules, kept = *_objects_and_modules(parts), _plain(extra)
     if any(getattr(part, "has_begun", False) for part in saved):
         raise RuntimeError(
             "save_checkpoint() between forward() and update() of a GradScaler, whose state does not have "
@@ -124,7 +124,7 @@ def load_checkpoint(path: Union[str, os.PathLike[str]], *parts: Any) -> Dict[str
         >>> load_checkpoint(path, updater, net)
         {'step': 1}
     """
-    loaded, modules = _with_solvers(parts)
+    loaded, modules = _objects_and_modules(parts)
     head, arrays = _read(os.fsdecode(path))
     with _between_updates(loaded, "load_checkpoint()"), ExitStack() as changing:
         variables = _variables(loaded, modules)
@@ -163,8 +163,8 @@ def _plain(extra: Optional[Mapping[str, Any]]) -> Dict[str, Any]:
     return plain
 
 
-def _with_solvers(parts: Any) -> Tuple[List[Any], List[Any]]:
-    """Split parts into Modules and others, with an updater's solver before it."""
+def _objects_and_modules(parts: Any) -> Tuple[List[Any], List[Any]]:
+    """Split parts into Modules and other objects, where an updater's solver comes before the updater."""
     objects: List[Any] = []
     modules: List[Any] = []
     for part in parts:
@@ -175,10 +175,18 @@ def _with_solvers(parts: Any) -> Tuple[List[Any], List[Any]]:
             objects += [solver, part] if isinstance(solver, Solver) else [part]
         else:
             instead = "give it as extra=" if isinstance(part, Mapping) else "leave it out"
+            if hasattr(part, "solver"):
+                instead = "give its solver, and its scale as extra="
             raise TypeError(f"{part!r} must be a solver, a Module, an updater or a scaler: {instead}")
     if not objects:
         raise TypeError("no updater, scaler or solver is given: give all that the training has")
     for part in objects:
+        # Those that a GradScaler has stepped.
+        forgotten = [
+            one.name for one in getattr(part, "_solvers", ()) if not any(one is own for own in objects)
+        ]
+        if forgotten:
+            raise ValueError(f"the scaler steps a solver ({forgotten[0]}) that is not given: give it, too")
         missing = [name for name in _OF_SOLVERS if isinstance(part, Solver) and not has(part, name)]
         if missing:
             raise TypeError(must_override(part, missing[0]))

@@ -442,7 +442,9 @@ def test_two_losses_with_a_solver_each(once: bool) -> None:
             if not once or solver is solvers[1]:
                 scaler.update()
     assert len(engines) == 2
+    last = scaler.get_scale()
     assert scaler.get_scale(losses[0]) > 1e4 * scaler.get_scale(losses[1])
+    assert last == scaler.get_scale() == scaler.get_scale(losses[1])
 
 
 def test_an_overflow_of_one_solver_does_not_stop_the_other() -> None:

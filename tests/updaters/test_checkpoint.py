@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import nnabla as nn
+import nnabla.experimental.mixed_precision_training
 import nnabla.functions as F
 import nnabla.parametric_functions as PF
 import nnabla.solvers as S
@@ -170,7 +171,15 @@ def test_no_part_is_forgotten_or_of_another_kind(tmp_path: Path) -> None:
     updater = training()
     with pytest.raises(TypeError, match="must be a solver, a Module"):
         save_checkpoint(tmp_path / "c", updater, updater.loss)
+    theirs = nnabla.experimental.mixed_precision_training.DynamicLossScalingUpdater(
+        updater.solver, updater.loss
+    )
+    with pytest.raises(TypeError, match="give its solver, and its scale as extra="):
+        save_checkpoint(tmp_path / "c", theirs)
     scaler = GradScaler(updater.solver)
+    for save in (save_checkpoint, load_checkpoint):
+        with pytest.raises(ValueError, match=r"the scaler steps a solver \(Adam\) that is not given"):
+            save(tmp_path / "c", scaler)
     save_checkpoint(tmp_path / "c", scaler, updater.solver)
     with pytest.raises(ValueError, match="same solvers"):
         load_checkpoint(tmp_path / "c", updater.solver, scaler)
