@@ -18,12 +18,10 @@ from ..engine import AdaptiveLossScaling
 from .passes import Passes, StorageEffect, Tally, layers_of
 from .target import Subject, input_name
 
-# Harmless relative error of a network's weight gradients from storing one layer.
-_HARMLESS = 0.1
+_HARMLESS = 0.1  # harmless relative error of a network's weight gradients from storing one layer
 # Likewise from storing all layers as advised: rounding errors accumulate, but usually cancel over batches.
 _TOGETHER = 0.3
-# Share of a layer's gradients, or of its data, that may become 0.
-_LOST = 0.1
+_LOST = 0.1  # share of a layer's gradients, or of its data, that may become 0
 # Headroom of tried gradients below the end of their format: during training some shrink relative to the
 # largest one.
 _ROOM = 2.0**10

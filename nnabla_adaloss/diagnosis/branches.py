@@ -17,10 +17,8 @@ from .passes import Layer
 from .target import input_name
 from .watching import largest
 
-# Factor by which a function makes a gradient smaller by far.
-_SHRINKS = 1e3
-# Numbers that leave next to nothing of a weight's gradient.
-_NOTHING = 1e-6
+_SHRINKS = 1e3  # factor by which a function makes a gradient smaller by far
+_NOTHING = 1e-6  # numbers that leave next to nothing of a weight's gradient
 # Functions that make a gradient small because of the numbers that they read.
 _SATURATING = ("Exp", "Sigmoid", "SoftPlus", "Tanh")
 

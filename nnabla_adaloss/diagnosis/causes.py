@@ -5,10 +5,8 @@ from __future__ import annotations
 
 from typing import Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
-# Number of causes of one kind and remedy from which they are one sentence.
-_SEVERAL = 3
-# Number of listed names.
-_NAMED = 4
+_SEVERAL = 3  # number of causes of one kind and remedy from which they are one sentence
+_NAMED = 4  # number of listed names
 
 
 class Cause(NamedTuple):

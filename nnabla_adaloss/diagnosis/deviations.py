@@ -15,24 +15,19 @@ from .operands import CONSTANTS, GROWN, NOT_ZERO, Growth, Operands, repeated
 from .target import scope_of
 from .watching import INDICES
 
-# Relative change of an array, or of the loss, from which storage has corrupted it.
-_DEVIATES = 0.25
+_DEVIATES = 0.25  # relative change of an array, or of the loss, from which storage has corrupted it
 _LOSS_DEVIATES = 0.02
-# Share of a format's largest number from which numbers are next to it.
-_NEAR = 0.25
+_NEAR = 0.25  # share of a format's largest number from which numbers are next to it
 # Relative change that one function causes of inputs that have changed by far less.
 _JUMPS, _TIMES = 0.1, 8.0
 # Share of an input's numbers that become 0 from which all do, and of other numbers from which it is reported.
 _ALL = 0.99
 _LOST = 0.1
-# Number of sums that leave numbers as they are from which a state is lost.
-_RECURRENCE = 8
+_RECURRENCE = 8  # number of sums that leave numbers as they are from which a state is lost
 # Functions through which a factor is one of the loss, or of a part of it.
 _ADDING = {"Add2", "AddN", "AddScalar", "Mean", "MulScalar", "Sub2", "Sum"}
-# Size of a mask beside scores.
-_MASKS = 64.0
-# Constants below this one are against 0.
-_SMALL = 2.0**-10
+_MASKS = 64.0  # size of a mask beside scores
+_SMALL = 2.0**-10  # constants below this one are against 0
 
 
 class Deviations(Operands):
@@ -164,8 +159,7 @@ class Deviations(Operands):
     def _begins(self, f: Any, v: nn.Variable) -> Cause:
         """Cause of a difference in a variable that `f` computes, or reads from a leaf."""
         network, name = self.network, self.network.name(f)
-        # A function that only cuts or reshapes data computes nothing.
-        source = repeated(v)
+        source = repeated(v)  # a function that only cuts or reshapes data computes nothing
         own, error, stored = source.parent is not None, self.sight.error(v), network.format(v)
         lost, typical_lost = self.sight.lost(v)
         subject = "it computes numbers" if own else f"it reads {network.called(source)}"
@@ -233,8 +227,7 @@ class Deviations(Operands):
             what += growth.clause
             return Cause("underflow", name, what, remedy, parameters=growth.parameters)
         what = f"{subject} that come out with an error of {error:.0%} in {stored.name}"
-        # Masked scores cause no errors.
-        masked = f.info.type_name in SOFTMAX
+        masked = f.info.type_name in SOFTMAX  # masked scores cause no errors
         what += self.reads(f) if own and not masked else ""
         added: Any = f.inputs[0].parent if own and masked else None
         if remedies.is_a(added, "Add2", "Sub2"):

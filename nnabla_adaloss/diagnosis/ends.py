@@ -23,8 +23,7 @@ _MOST = 0.5
 # Number of saturated activations that is noted if they are most, although their layers get a gradient.
 _MANY = 4
 
-# Functions that stop the gradient on purpose.
-_STOPS = {"Unlink", "Sink"}
+_STOPS = {"Unlink", "Sink"}  # functions that stop the gradient on purpose
 _RECTIFIERS = {"CReLU", "GELU", "Mish", "ReLU", "ReLU6", "SoftPlus", "Swish"}
 _BOUNDS = {"Maximum2", "MaximumScalar", "Minimum2", "MinimumScalar"}
 _BOUNDS |= {"FixedPointQuantize", "HardSigmoid", "HardTanh", "ReLU6"}
@@ -35,8 +34,7 @@ _SATURATES = {*_BOUNDS, "Exp", "Sigmoid", "Softmax", "SoftPlus", "Tanh"}
 _CHOOSING = {"Max", "MaxPooling", "Maximum2", "Min", "Minimum2", "TopKData"}
 # Functions that end no gradient by themselves.
 _HANDS_ON = {"Add2", "AddScalar", "Broadcast", "Mean", "MulScalar", "Reshape", "Sub2", "Sum", "Transpose"}
-# Functions that count errors.
-_METRICS = {"BinaryError", "TopNError"}
+_METRICS = {"BinaryError", "TopNError"}  # functions that count errors
 _SOFTMAX = {"Softmax", "LogSoftmax", "SoftmaxCrossEntropy"}
 
 

@@ -16,16 +16,8 @@ from .operands import CONSTANTS, DIVISIONS, FLOOR, GROWN, NOT_ZERO, Growth, Oper
 from .watching import INDICES, PROBABILITIES
 
 SOFTMAX = {"Softmax", "LogSoftmax"}
-# Functions of numbers up to 1, at which their derivative is infinite.
-_BOUNDED = {"ACos", "ACosh", "ASin", "ATanh"}
 # Functions of a probability that can be 0, too.
 _COMPLEMENTS = ("RSubScalar", "AddScalar", "MulScalar", "Reshape", "Slice", "Broadcast", "Mean", "Sum")
-# Functions whose outputs next to 0 come from large inputs.
-_VANISHING = ("Sigmoid", "Softmax", "SoftPlus", "Tanh")
-# Kinds of causes from which others follow.
-_WRONG = {"index_beyond", "no_probability"}
-# Share of numbers that become 0 from which most do.
-_MOST = 0.5
 
 
 class Finiteness(Operands):
@@ -39,9 +31,9 @@ class Finiteness(Operands):
             return labels
         # What follows from wrong numbers, such as a probability of 0 for a class that does not exist.
         first = min(positions.get(cause.function, 0) for cause in found)
-        wrong = [one for one in labels if one.kind in _WRONG and positions[one.function] <= first]
-        others = [one for one in found if one.function not in {other.function for other in wrong}]
-        return [*(one._replace(fatal=True) for one in wrong), *others]
+        wrong = [one._replace(fatal=True) for one in labels if one.kind in ("index_beyond", "no_probability")]
+        wrong = [one for one in wrong if positions[one.function] <= first]
+        return [*wrong, *(one for one in found if one.function not in {other.function for other in wrong})]
 
     def _labels(self) -> List[Cause]:
         """Wrong labels, indices or probabilities, without a visible effect."""
@@ -87,7 +79,8 @@ class Finiteness(Operands):
         parameters = parameters if len(parameters) == len(broken) else ()
         of = f" of {listed(parameters)}" * bool(parameters)
         # Other functions have finite derivatives for numbers of any size.
-        reads = self.reads(f) if f.info.type_name in {*NOT_ZERO, *_BOUNDED} else ""
+        is_limited = f.info.type_name in {*NOT_ZERO, "ACos", "ACosh", "ASin", "ATanh"}
+        reads = self.reads(f) if is_limited else ""
         what = f"its gradient{of} is not finite{reads}{self.also}"
         own = Cause("backward_not_finite", network.name(f), what, self._remedy(f), parameters=parameters)
         return [(self.before(f) or own)._replace(as_stored=self.is_stored)]
@@ -113,8 +106,8 @@ class Finiteness(Operands):
         others = f" ({len(leaves) - 1} other inputs or parameters are not finite either)" * bool(leaves[1:])
         causes: Dict[Tuple[str, str], Cause] = {}
         for f, v in [one for one in found if one[1].parent is not None or one in leaves[:1]]:
-            computed = v.parent is not None and not self._is_mask(v)
-            cause = self._computed(f, v) if computed else self._leaf(f, v, others)
+            is_leaf = v.parent is None or self._is_mask(v)
+            cause = self._leaf(f, v, others) if is_leaf else self._computed(f, v)
             parameters = cause.parameters or network.parameters([v])
             cause = cause._replace(parameters=parameters, as_stored=self.is_stored)
             causes.setdefault((cause.kind, f.info.type_name), cause)
@@ -199,7 +192,7 @@ class Finiteness(Operands):
         """Operand that saturates the probabilities that a function reads as 0."""
         v = f.inputs[NOT_ZERO[f.info.type_name]]
         g = remedies.origin(v, _COMPLEMENTS) if self.zeros(v) else None
-        growth = self.grown(g) if remedies.is_a(g, *_VANISHING) else Growth()
+        growth = self.grown(g) if remedies.is_a(g, "Sigmoid", "Softmax", "SoftPlus", "Tanh") else Growth()
         return growth if growth.remedy in remedies.SHIFTS else Growth()
 
     def before(self, f: Any) -> Optional[Cause]:
@@ -248,7 +241,7 @@ class Finiteness(Operands):
             if g is None:
                 return remedies.ZERO_DATA if remedy in (remedies.AWAY, remedies.LOG) else remedy
             return remedies.CHAIN if is_product(g) else remedy
-        if self.vanished(v) <= _MOST * v.size and self.amax(v) >= FLOOR:
+        if 2 * self.vanished(v) <= v.size and self.amax(v) >= FLOOR:
             return remedy
         if g is None:
             return f"{remedies.SCALE_DATA}, and {remedy}"

@@ -30,8 +30,7 @@ _RANGES = {
 _MOST = 0.5
 # Deviation of the rows of a batch, and of all numbers of an input, as a share of their size, that is noted.
 _ALIKE, _FLAT, _EQUAL = 1e-3, 0.01, 1e-6
-# Share of dropped numbers that is noted.
-_DROPS = 0.95
+_DROPS = 0.95  # share of dropped numbers that is noted
 # Numbers of an input that hardly differ from 0, above those that a format may lose; and those that saturate
 # gates.
 _HELD, _SMALL, _LARGE = 1e-7, 0.02, 20.0

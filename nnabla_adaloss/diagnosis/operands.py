@@ -16,14 +16,10 @@ from .causes import Cause
 from .target import NORMALIZATIONS, Network
 from .watching import Sight
 
-# Data above this magnitude are not normalized.
-_RAW = 64.0
-# Factor of growth by weights from which it is reported.
-GROWN = 8.0
-# Numbers below are changed by a floor that a remedy names.
-FLOOR = 2.0**-13
-# Input that must not be 0.
-NOT_ZERO = {"Log": 0, "PowScalar": 0, "Pow2": 0, "Div2": 1, "RDivScalar": 0}
+_RAW = 64.0  # data above this magnitude are not normalized
+GROWN = 8.0  # factor of growth by weights from which it is reported
+FLOOR = 2.0**-13  # numbers below are changed by a floor that a remedy names
+NOT_ZERO = {"Log": 0, "PowScalar": 0, "Pow2": 0, "Div2": 1, "RDivScalar": 0}  # input that must not be 0
 DIVISIONS = {"Div2", "RDivScalar"}
 # Functions with a constant that may keep numbers away from 0.
 CONSTANTS = {"AddScalar", "MaximumScalar", "Constant"}
@@ -52,8 +48,7 @@ class Operands:
         self.network, self.sight = network, sight
         self.in_fp32 = sight.in_fp32 or sight
         self.is_stored = sight.in_fp32 is not None
-        # Clause about the place of a fault.
-        self.also = "" if self.is_stored else ", in fp32 too"
+        self.also = "" if self.is_stored else ", in fp32 too"  # clause about the place of a fault
 
     def bad(self, variables: Iterable[nn.Variable]) -> List[nn.Variable]:
         return [v for v in variables if hash(v) in self.sight.nans]
@@ -198,8 +193,7 @@ class Operands:
             known = [v for v in known if v.need_grad and trained] or known
             read = max(known, key=self.amax, default=None)
             size = 0.0 if read is None else self.amax(read)
-            # A nonfinite output does not show growth.
-            made = max(map(self.amax, f.outputs))
+            made = max(map(self.amax, f.outputs))  # a nonfinite output does not show growth
             steps.insert(0, Step(f, size, made if made < FLOAT32.max else size))
             f = None if read is None else read.parent
         return steps

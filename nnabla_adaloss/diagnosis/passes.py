@@ -32,12 +32,9 @@ Gradients = Dict[int, NDArray[Any]]
 
 # Size of a bias' gradient beside that of its layer's weight below which it is a sum that cancels.
 _CANCELLED = 0.01
-# Limit of repeats of a batch until its scales fit.
-_REPEATS = 19
-# Harmless relative error of a weight gradient.
-TOLERANCE = 0.05
-# Share of a layer's loss that its origin must lose.
-_BEGINS = 0.5
+_REPEATS = 19  # limit of repeats of a batch until its scales fit
+TOLERANCE = 0.05  # harmless relative error of a weight gradient
+_BEGINS = 0.5  # share of a layer's loss that its origin must lose
 
 
 class Way(str, Enum):
@@ -172,8 +169,7 @@ class Passes:
             if pre is not None:
                 pre(f)
 
-        # Before each backward, which may drop forward's results: dropout drops its mask.
-        forward()
+        forward()  # before each backward, which may drop forward's results: dropout drops its mask
         for v in self._weights.values():
             v.grad.zero()
         try:
@@ -336,8 +332,7 @@ class FormatTrial:
             return [v for v in f.inputs if hash(v.parent) in behind]
 
         walked = network.walk(network.last, lambda f: [] if loses(f) else onward(f))
-        # Or in the backward of the layer.
-        lost = losing & layer.weights.keys()
+        lost = losing & layer.weights.keys()  # or in the backward of the layer
         own = (f for f in behind.values() if not lost.isdisjoint(map(hash, f.inputs)))
         return network.listed([f for f in walked if loses(f)] or own)
 

@@ -20,8 +20,7 @@ from ..graph.hooks import root_cause
 from ..kernels import Kernels
 from ..undo import ArraySnapshot
 
-# Size of C++'s Mersenne Twister: 624 words of 8 bytes and a position.
-_TWISTER_BYTES = 625 * 8
+_TWISTER_BYTES = 625 * 8  # size of C++'s Mersenne Twister: 624 words of 8 bytes and a position
 _MANAGER = "_ZN4nbla16SingletonManager3getINS_13RandomManagerEEEPT_v"
 _GENERATOR = "_ZN4nbla13RandomManager18get_rand_generatorEv"
 

@@ -145,8 +145,7 @@ LOG_SOFTMAX = "subtract the maximum first, as F.log_softmax does"
 NORMALISE_DATA = "normalise the data"
 MEAN_LOSS = "Add up means rather than sums"
 MEAN = "use F.mean, or sum less at a time"
-# Remedies for a shift of all numbers.
-SHIFTS = (SMALLER_BIAS, SMALLER_CONSTANT, NORMALISE_DATA)
+SHIFTS = (SMALLER_BIAS, SMALLER_CONSTANT, NORMALISE_DATA)  # remedies for a shift of all numbers
 DIVIDE_EARLIER = "divide an operand before the product, not the result after it"
 MULTIPLY_EARLIER = "multiply by the factor before numbers become large"
 

@@ -26,8 +26,7 @@ from .watching import Sight, largest
 # rounding errors.
 _FINER, _NOISE, _AMPLIFIED = Format.ieee("finer", exponent_bits=8, mantissa_bits=21), 0.25, 1e-4
 _EXACT = Format.ieee("exact", exponent_bits=8, mantissa_bits=22)
-# Rounding errors of a bias are not so many times as large as those of its weights.
-_TIMES = 16.0
+_TIMES = 16.0  # rounding errors of a bias are not so many times as large as those of its weights
 # Functions that add up or subtract, and those that hand on what is the same for all numbers.
 _SUMS = {"Add2", "AddScalar", "AveragePooling", "GlobalAveragePooling", "Mean", "RSubScalar", "Sub2", "Sum"}
 _LINEAR = {*PRODUCTS, "Add2", "AddScalar", "Broadcast", "BroadcastTo", "MulScalar", "Reshape", "Transpose"}
@@ -49,8 +48,7 @@ class RoundingNoise:
         # Keys of parameters whose gradients are rounding errors; known after all batches.
         self.gradients: Set[int] = set()
         self._sights: Sequence[Sight] = ()
-        # Functions on the gradient's way whose numbers are rounding errors.
-        self.functions: List[Any] = []
+        self.functions: List[Any] = []  # functions on the gradient's way whose numbers are rounding errors
 
     def compare_forward(self, in_fp32: Sight) -> None:
         """Find the functions in the first batch."""

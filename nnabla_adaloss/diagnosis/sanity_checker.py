@@ -107,8 +107,7 @@ class SanityChecker:
         with preserved(graph, kernels) as again, restored(unlearn):
 
             def forward() -> None:
-                # Forward writes to leaves: a carried state, running statistics.
-                again(data=True)
+                again(data=True)  # forward writes to leaves: a carried state, running statistics
                 scaling.loss.forward()
 
             in_fp32 = passes.with_one_scale(forward, scaling.variable)
@@ -122,8 +121,7 @@ class SanityChecker:
         for layer in layers:
             *shares, unsteady = (tally.of(layer) for tally in tallies)
             if unsteady.error > REPEATED:
-                # A Python function uses a generator of its own.
-                continue
+                continue  # a Python function uses a generator of its own
             lost = self.last[layer.name] = LayerLoss(*(effect.underflow for effect in shares))
             if lost.with_alpha > self._threshold and layer.name not in self._told:
                 self._told.add(layer.name)

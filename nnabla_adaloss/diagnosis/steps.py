@@ -4,19 +4,8 @@
 from __future__ import annotations
 
 import math
-from typing import (
-    AbstractSet,
-    Any,
-    Callable,
-    Dict,
-    Iterable,
-    Iterator,
-    Mapping,
-    Optional,
-    Sequence,
-    Set,
-    Tuple,
-)
+from dataclasses import dataclass
+from typing import AbstractSet, Any, Callable, Dict, Iterable, Iterator, Optional, Sequence, Set, Tuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,35 +24,28 @@ Shrinking = Callable[[str], Tuple[str, str]]
 
 # Solvers whose steps are the gradient times the learning rate.
 _BY_LEARNING_RATE = {"Sgd", "Momentum", "Nesterov", "SgdW"}
-# Solvers whose steps are in proportion to the norm of a parameter.
-_RELATIVE = {"Lamb", "Lars"}
-# Solvers that add epsilon below a root.
-_EPSILON_IN_ROOT = {"AdaBelief", "Adadelta", "RMSpropGraves"}
-# Number of steps: a momentum has grown then.
-_TAKEN = 8
-# Settings of solvers that are decays of averages.
-_BELOW_ONE = ("beta1", "beta2", "decay", "momentum")
-# Share of all parameters that is left by steps of which a weight decay takes far too much.
-_SHRUNK = 0.5
-# Gradients whose squares, weighed by 1 - beta2 = 1e-3, fp32 does not hold with full precision.
-_SQUARE_VANISHES = 1e-17
-_SQUARE_OVERFLOWS = 1e19
-# A smaller changing share of a weight counts as none.
-_MOVED = 0.01
-# Factor from which `on_gradients` is at fault for small gradients.
-_CLIPPED = 1e3
-# Factor that is noted if it leaves steps below this share of the weights.
-_CLIPPED_MUCH, _SMALL_STEP = 100.0, 1e-4
+_TAKEN = 8  # number of steps: a momentum has grown then
+_SHRUNK = 0.5  # share of all parameters that is left by steps of which a weight decay takes far too much
+_CLIPPED = 1e3  # factor from which `on_gradients` is at fault for small gradients
 # Share of the weights below which any step is noted: a thousand leave 99 % of them as they are.
 _NO_STEP = 1e-5
-# Growth of the loss by one step that changes the weights by more than themselves, as no sound step does.
-_DIVERGES = 10.0
-# Gradients below this share of the weight decay count as nothing beside it.
-_DECAYED = 0.01
+_DECAYED = 0.01  # gradients below this share of the weight decay count as nothing beside it
 
 
 def _norm(arrays: Iterable[NDArray[Any]]) -> float:
     return float(np.linalg.norm([np.linalg.norm(x) for x in arrays]))
+
+
+@dataclass
+class _Record:
+    """Largest numbers of a layer over the batches so far."""
+
+    arriving: float = 0.0  # gradient before `on_gradients`
+    left: float = 0.0  # gradient after it
+    moved: float = 0.0  # share of a parameter that the steps change, where it has a gradient
+    size: float = 0.0  # parameter, in the last batch
+    norm: float = 0.0  # norm of the gradient
+    decay: float = 0.0  # norm that weight decay adds to it, in the last batch
 
 
 class Steps:
@@ -74,16 +56,8 @@ class Steps:
         # nnabla crashes in methods that a Python class inherits.
         methods = "name", "info", "learning_rate", "get_states", "set_states", "get_parameters"
         self._solver: Any = solver if all(has(solver, one) for one in methods) else None
-        names = [layer.name for layer in layers]
-        # By layer: the largest gradient before `on_gradients`, and after it; the largest share of a parameter
-        # that the steps change, where it has a gradient.
-        self._arriving, self._left, self._moved = (dict.fromkeys(names, 0.0) for _ in range(3))
-        # By layer: its largest parameter.
-        self._sizes: Dict[str, float] = {}
-        # By layer: norms of its gradient, the largest so far, and of that which weight decay adds.
-        self._norms: Dict[str, Tuple[float, float]] = {}
-        # Parameters that the steps make nonfinite.
-        self._broken: Set[str] = set()
+        self._records = {layer.name: _Record() for layer in layers}
+        self._broken: Set[str] = set()  # parameters that the steps make nonfinite
         # Smallest share of all parameters that the steps leave, and the largest of one that a step changes.
         self._left_by_steps, self._share = 1.0, 0.0
         # Losses before and after a step that makes it larger by far.
@@ -95,21 +69,21 @@ class Steps:
         if examined.on_gradients is not None:
             for layer in self._layers:
                 arriving = largest(in_fp32.gradients.get(key) for key in layer.weights)
-                self._arriving[layer.name] = max(arriving, self._arriving[layer.name])
+                self._records[layer.name].arriving = max(arriving, self._records[layer.name].arriving)
             examined.on_gradients(examined.solver)
         for layer in self._layers:
             # A bias gets a gradient also where all that its layer reads is next to 0.
             every = list(layer.weights.values())
             weights = [v for v in every if v.ndim > 1 and v.g.any()] or every
-            own = largest(in_fp32.statistics(v.grad) for v in weights)
-            self._sizes[layer.name] = largest(in_fp32.statistics(v.data) for v in layer.weights.values())
-            self._left[layer.name] = max(own, self._left[layer.name])
+            record = self._records[layer.name]
+            record.left = max(largest(in_fp32.statistics(v.grad) for v in weights), record.left)
+            record.size = largest(in_fp32.statistics(v.data) for v in every)
             if examined.weight_decay:
-                norm, _ = self._norms.get(layer.name, (0.0, 0.0))
-                decay = examined.weight_decay * _norm(v.d for v in layer.weights.values())
-                self._norms[layer.name] = max(norm, _norm(v.g for v in layer.weights.values())), decay
+                record.norm = max(record.norm, _norm(v.g for v in every))
+                record.decay = examined.weight_decay * _norm(v.d for v in every)
         if solver is None or examined.warms_up or not solver.learning_rate():
-            self._moved = dict.fromkeys(self._moved, 1.0)
+            for record in self._records.values():
+                record.moved = 1.0
             return
         parameters, states = solver.get_parameters(), solver.get_states()
         counts = {name: state.t for name, state in states.items()}
@@ -138,14 +112,13 @@ class Steps:
             for _ in range(_TAKEN - 1):
                 solver.update()
             now = {hash(v): v.d for v in parameters.values()}
-            old, new = (_norm(one) for one in (before.values(), now.values()))
-            if old:
+            if size:
                 nonzero = [key for key, x in before.items() if x.any()]
                 # A bias beside weights may have just left 0.
                 weights = [key for key in nonzero if before[key].ndim > 1] or nonzero
                 share = max(_norm([now[key] - before[key]]) / _norm([before[key]]) for key in weights)
                 self._share = max(self._share, share / _TAKEN)
-                self._left_by_steps = min(self._left_by_steps, new / old)
+                self._left_by_steps = min(self._left_by_steps, _norm(now.values()) / size)
             self._broken |= {name for name in sound if not np.isfinite(parameters[name].d).all()}
             for layer in self._layers:
                 held = [v for key, v in layer.weights.items() if key in before]
@@ -153,9 +126,10 @@ class Steps:
                 trained = [v for v in held if v.ndim > 1 and v.g.any()] or [v for v in held if v.g.any()]
                 shares = [float(np.mean((v.d != before[hash(v)])[v.g != 0.0])) for v in trained]
                 # What the solver does not have is not judged.
-                self._moved[layer.name] = max([self._moved[layer.name], *shares, float(not held)])
+                record = self._records[layer.name]
+                record.moved = max([record.moved, *shares, float(not held)])
 
-    def _compare_losses(self, index: int, before: Mapping[int, NDArray[Any]]) -> None:
+    def _compare_losses(self, index: int, before: Dict[int, NDArray[Any]]) -> None:
         """Compare the loss after a step from the weights `before` it with that of the last forward."""
         examined, parameters = self._examined, self._solver.get_parameters().values()
         step, old = _norm(v.d - before[hash(v)] for v in parameters), _norm(before.values())
@@ -163,21 +137,22 @@ class Steps:
             loss = float(examined.loss.d)
             examined.forward(examined.loss, index)
             after = float(examined.loss.d)
-            if not abs(after) < _DIVERGES * abs(loss):
+            if not abs(after) < 10.0 * abs(loss):  # no sound step does this
                 self._diverging = loss, after
 
     def notes(self, shrinking: Optional[Shrinking] = None) -> Iterator[Note]:
         """Note gradients that `on_gradients` makes 0 or far smaller; with `shrinking`, also small steps."""
-        zeroed = [name for name, amax in self._left.items() if self._arriving[name] and not amax]
-        arriving, left = (max(one.values(), default=0.0) for one in (self._arriving, self._left))
+        (arriving, left), records = self._largest(), self._records
+        zeroed = [name for name, record in records.items() if record.arriving and not record.left]
         if zeroed and left:
             yield Note("on_gradients makes all gradients 0 of ", zeroed, ".")
-        least = _CLIPPED_MUCH if 0.0 < self._share < _SMALL_STEP else _CLIPPED
+        # Clipping is noted earlier if it leaves small steps.
+        least = 100.0 if 0.0 < self._share < 1e-4 else _CLIPPED
         if least * left < arriving < math.inf and left:
             end = f" leaves {left:.1e} of unscaled gradients of {arriving:.1e}: {remedies.CLIP_LESS}."
             yield Note("", ["on_gradients"], end)
         elif shrinking is not None and 0.0 < self._share < _NO_STEP:
-            clause, remedy = shrinking(max(self._left, key=self._left.__getitem__))
+            clause, remedy = shrinking(max(records, key=lambda name: records[name].left))
             end = f" change {self._share:.0e} of the weights each, at a learning rate of "
             end += f"{self._solver.learning_rate():g}{clause}: 1,000 of them move the weights by "
             end += f"{1e3 * self._share:.2g} of their size at most. Unless that is on purpose, "
@@ -185,21 +160,22 @@ class Steps:
 
     def causes(self, noisy: AbstractSet[str], shrinking: Shrinking) -> Iterator[Cause]:
         """Causes, except for `noisy` layers."""
-        arriving = max(self._arriving.values(), default=0.0)
+        (arriving, left), records = self._largest(), self._records
         if 0.0 < arriving < math.inf:
-            broken = [name for name, amax in self._left.items() if not math.isfinite(amax)]
+            broken = [name for name, record in records.items() if not math.isfinite(record.left)]
             if broken:
                 what = f"it makes gradients that are not finite, of {listed(broken)}"
                 yield Cause("on_gradients", "on_gradients", what, remedies.CHECK_DIVISION)
-            elif not any(self._left.values()):
+            elif not left:
                 what = f"it makes all gradients 0, of which the largest was {arriving:.1e}"
                 yield Cause("on_gradients", "on_gradients", what, remedies.CLIP_NORM)
         if self._solver is not None and not self._solver.learning_rate():
             what = "its learning rate is 0 after the feeder, so that nothing moves"
             yield Cause("learning_rate", self._solver.name, what, remedies.RATE)
-        trained = {name: amax for name, amax in self._left.items() if amax and name not in noisy}
+        trained = {name: one.left for name, one in records.items() if one.left and name not in noisy}
         settings = {} if self._solver is None else self._solver.info
-        beyond = [key for key in _BELOW_ONE if settings.get(key, 0.0) >= 1.0]
+        decays = "beta1", "beta2", "decay", "momentum"  # decays of averages
+        beyond = [key for key in decays if settings.get(key, 0.0) >= 1.0]
         before, after = self._diverging
         if beyond:
             what = f"its {beyond[0]} is {settings[beyond[0]]:g}"
@@ -209,11 +185,11 @@ class Steps:
             if self._broken:
                 what = f"its first steps make NaNs or infinities of {listed(sorted(self._broken))}"
             what += f", at a learning rate of {self._solver.learning_rate():g}"
-            least = min(filter(None, self._left.values()), default=1.0)
-            by_rate = self._solver.name in _BY_LEARNING_RATE
-            decays = settings.get("wd", 0.0) * self._solver.learning_rate() > 1.0 - _SHRUNK ** (1.0 / _TAKEN)
-            remedy = remedies.DECAY if decays else remedies.SMALLER_STEPS
-            if least < _SQUARE_VANISHES and not by_rate:
+            least = min((one.left for one in records.values() if one.left), default=1.0)
+            shrinks = settings.get("wd", 0.0) * self._solver.learning_rate() > 1.0 - _SHRUNK ** (1.0 / _TAKEN)
+            remedy = remedies.DECAY if shrinks else remedies.SMALLER_STEPS
+            # Weighed by 1 - beta2 = 1e-3, these squares lose bits.
+            if least < 1e-17 and self._solver.name not in _BY_LEARNING_RATE:
                 what += f": the squares of gradients of {least:.1e} are next to 0 in fp32"
                 remedy = remedies.LARGER_GRADIENTS
             yield Cause("solver", self._solver.name, what, remedy, parameters=(*sorted(self._broken),))
@@ -224,16 +200,24 @@ class Steps:
             yield Cause("solver", self._solver.name, what, remedies.DECAY)
         yield from self._only_decaying(trained)
 
+    def _largest(self) -> Tuple[float, float]:
+        """Largest gradient before and after `on_gradients`."""
+        records = self._records.values()
+        return max((one.arriving for one in records), default=0.0), max(
+            (one.left for one in records), default=0.0
+        )
+
     def _small(self, trained: Dict[str, float], shrinking: Shrinking) -> Iterator[Cause]:
         """Cause of gradients, given by largest magnitude, that are too small for the solver."""
-        solver, kind = self._solver, self._solver.name
+        solver, kind, records = self._solver, self._solver.name, self._records
         # Lamb divides its steps by their norm.
         epsilon = 0.0 if kind == "Lamb" else float(solver.info.get("eps", 0.0))
-        of = "the root of " * (kind in _EPSILON_IN_ROOT)
+        # These add epsilon below a root.
+        of = "the root of " * (kind in ("AdaBelief", "Adadelta", "RMSpropGraves"))
         least = math.sqrt(epsilon) if of else epsilon
-        small = [name for name, amax in trained.items() if amax < least or self._moved[name] < _MOVED]
+        small = [name for name, amax in trained.items() if amax < least or records[name].moved < 0.01]
         if not small:
-            arriving, left = max(self._arriving.values()), max(self._left.values())
+            arriving, left = self._largest()
             if arriving > _CLIPPED * left and 0.0 < self._share < _NO_STEP:
                 what = f"it leaves {left:.1e} of gradients of {arriving:.1e}, so that a step changes "
                 what += f"{self._share:.0e} of the weights"
@@ -247,16 +231,16 @@ class Steps:
             limit = f"and times the learning rate of {rate:g} it is below the last bit of its weights"
             if kind not in _BY_LEARNING_RATE:
                 remedy = remedies.LARGER_STEPS
-                if kind in _RELATIVE:
-                    remedy = remedies.LARGER_SHARE if self._sizes[name] else remedies.PROPORTIONAL
+                if kind in ("Lamb", "Lars"):  # their steps are in proportion to the norm of a parameter
+                    remedy = remedies.LARGER_SHARE if records[name].size else remedies.PROPORTIONAL
                 limit = f"and the steps that {kind} makes of it, at a learning rate of {rate:g}, are below "
                 limit += "the last bit of its weights"
-        if trained[name] > _SQUARE_OVERFLOWS:
+        if trained[name] > 1e19:
             told, remedy, limit = "large_gradient", remedies.SMALLER_LOSS, "whose square fp32 does not hold"
         what = f"its gradient reaches {trained[name]:.1e}, {limit}"
-        if self._arriving[name] > _CLIPPED * trained[name]:
+        if records[name].arriving > _CLIPPED * trained[name]:
             told, remedy = "on_gradients", remedies.CLIP_LESS
-            what = f"its gradient reaches {self._arriving[name]:.1e}, of which on_gradients leaves "
+            what = f"its gradient reaches {records[name].arriving:.1e}, of which on_gradients leaves "
             what += f"{trained[name]:.1e}, {limit}"
         others = [one for one in small if one != name]
         clause, known = shrinking(name)
@@ -268,12 +252,14 @@ class Steps:
 
     def _only_decaying(self, trained: Dict[str, float]) -> Iterator[Cause]:
         """Cause of gradients that are nothing beside the weight decay."""
-        norms = {name: own for name, own in self._norms.items() if name in trained and own[1]}
+        decaying = {name: one for name, one in self._records.items() if name in trained and one.decay}
         # At the end of a training both are equal.
-        if norms and all(norm < _DECAYED * decay for norm, decay in norms.values()):
-            name, (norm, decay) = max(norms.items(), key=lambda one: one[1][1])
-            what = f"its gradient has a norm of {norm:.1e}, and weight decay adds one of {decay:.1e}, "
+        if decaying and all(one.norm < _DECAYED * one.decay for one in decaying.values()):
+            name, most = max(decaying.items(), key=lambda item: item[1].decay)
+            what = (
+                f"its gradient has a norm of {most.norm:.1e}, and weight decay adds one of {most.decay:.1e}, "
+            )
             what += "so that the weights only shrink, whatever the loss scale"
-            share = min(norm / decay for norm, decay in norms.values())
+            share = min(one.norm / one.decay for one in decaying.values())
             remedy = f"use a weight decay of {_DECAYED * self._examined.weight_decay * share:.0e} or less"
-            yield Cause("weight_decay", name, what, remedy, True, (*norms,))
+            yield Cause("weight_decay", name, what, remedy, True, (*decaying,))

@@ -70,14 +70,14 @@ class Subject:
             )
         positive_integer("batches", batches)
         self._source, self._updater, self._feeder = source, updater, feeder
-        self._counters: Any = getattr(updater, "counters", None)
+        counters: Any = getattr(updater, "counters", None)
+        self._counters = counters if hasattr(counters, "fed") else None
         self.solver = getattr(updater, "solver", None)
         alone = getattr(updater, "comm", None) is None
         # Not if it waits for other processes.
         self.on_gradients = getattr(updater, "on_gradients", None) if alone else None
         self.weight_decay = float(getattr(updater, "weight_decay", 0.0) or 0.0)
-        # The solver's parameters, by its names.
-        self.parameters: Mapping[str, nn.Variable] = {}
+        self.parameters: Mapping[str, nn.Variable] = {}  # the solver's parameters, by its names
         if self.solver:
             self.parameters = check_solver("solver", self.solver, ["get_parameters"]).get_parameters()
         self.loss = self._current_loss()
@@ -96,7 +96,7 @@ class Subject:
     def preserved(self) -> Iterator[Subject]:
         """Record the batches, and restore the network, the loss and the count of fed batches at the end."""
         with ExitStack() as kept:
-            if hasattr(self._counters, "fed"):
+            if self._counters is not None:
                 kept.callback(setattr, self._counters, "fed", self._counters.fed)
             if self._updater is not None:
                 kept.callback(self._give_back, self._updater.loss)
@@ -145,7 +145,7 @@ class Subject:
                     if not index:
                         raise ValueError("the feeder ends before its first batch") from None
                     break
-                if hasattr(self._counters, "fed"):
+                if self._counters is not None:
                     self._counters.fed += 1
                 rates.append(self._learning_rate())
                 changed = (n for n, v in self.parameters.items() if not np.array_equal(v.d, before[n], True))
@@ -153,7 +153,9 @@ class Subject:
             loss = self._current_loss()
             graph = Graph(loss)
             names = graph.completed_names(names_of(self.parameters))
-            inputs = _may_be_fed(graph, names)
+            leaves = graph.leaves.items()
+            # Leaves that a feeder may fill, by position.
+            inputs = {p: v for p, v in leaves if not v.need_grad or graph.keys[p] not in names}
             if not index:
                 self.loss, self._inputs, description = loss, inputs, graph.description(names)
                 own = {p: inputs[p] for p in sorted(inputs.keys() - _written_by_forward(graph))}
@@ -165,13 +167,17 @@ class Subject:
         self.graph = Graph(self.loss)
         # All parameters, also those without a gradient, which no solver has; by the solver's names first.
         registered = {hash(v.data): name for name, v in nn.get_parameters(grad_only=False).items()}
-        leaves = {hash(v): hash(v.data) for v in self.graph.leaves.values()}
-        others = {key: registered[data] for key, data in leaves.items() if data in registered}
+        known = (v for v in self.graph.leaves.values() if hash(v.data) in registered)
+        others = {hash(v): registered[hash(v.data)] for v in known}
         self.plan = GraphPlan(self.graph, names={**others, **names_of(self.parameters)})
         computed = {hash(v.data) for f in self.graph.functions for v in f.outputs}
         # True if forward writes to a leaf that backward reads: NNabla's gradients are other ones then.
         self.carries_state = any(hash(v.data) in computed for v in self.graph.leaves.values())
-        changing = {p for p in self._inputs if len(self._batches) == 1 or self._changes(p)}
+        first, *others_fed = self._batches
+        changing = set(self._inputs)
+        if others_fed:
+            pairs = [(p, batch) for batch in others_fed for p in self._inputs]
+            changing = {p for p, batch in pairs if not np.array_equal(first[p], batch[p], equal_nan=True)}
         # Keys of the fed leaves; with one batch, of all that may be fed.
         self.fed = {hash(self._inputs[p]) for p in changing}
         # A scalar may be 0 on purpose.
@@ -186,17 +192,17 @@ class Subject:
             if self._feeder is not None:
                 why = f"The feeder has changed no input in {len(self._batches)} batches"
             notes.append(f"{why}: this is about what the inputs hold now.")
-        first, last = (rates or [0.0])[0], self._learning_rate()
-        self.warms_up = last > first and bool(rates)
-        if 0.0 < 1.25 * last <= first:
-            fallen = f"from {first:g} to {last:g} in {len(rates)} batches"
+        start, end = (rates or [0.0])[0], self._learning_rate()
+        self.warms_up = bool(rates) and end > start
+        if 0.0 < 1.25 * end <= start:
+            fallen = f"from {start:g} to {end:g} in {len(rates)} batches"
             notes.append(f"The feeder lowers the learning rate {fallen}: {remedies.SCHEDULE}.")
         if self.written:
-            end = "which the solver trains: leave out those of a moving average."
-            notes.append(f"The feeder writes to {listed(sorted(self.written))}, {end}")
+            writes = f"The feeder writes to {listed(sorted(self.written))}"
+            notes.append(f"{writes}, which the solver trains: leave out those of a moving average.")
         if never and self.unfed is None:
-            labelled = zip(self.plan.labels, self.graph.functions)
-            readers = {hash(v): label for label, f in labelled for v in f.inputs}
+            labels = zip(self.plan.labels, self.graph.functions)
+            readers = {hash(v): label for label, f in labels for v in f.inputs}
             told = [f"{input_name(v)}, read by {readers[hash(v)]}" for v in never]
             notes.append(f"Nobody has filled {', or '.join(told)}: {remedies.FILL_TARGET}.")
         self.notes = [Note(text) for text in notes]
@@ -215,19 +221,6 @@ class Subject:
                     keys.update(map(hash, f.outputs))
                     read.update([is_filled] * is_layer)
         return next(((v, f) for v, f in leaves if hash(v) in blank), None) if read == {False} else None
-
-    def _changes(self, position: int) -> bool:
-        first, *others = (batch[position] for batch in self._batches)
-        return any(not np.array_equal(first, other, equal_nan=True) for other in others)
-
-
-def _may_be_fed(graph: Graph, names: Mapping[int, str]) -> Dict[int, nn.Variable]:
-    """Leaves that a feeder may fill, by position."""
-    return {
-        position: v
-        for position, v in graph.leaves.items()
-        if not v.need_grad or graph.keys[position] not in names
-    }
 
 
 def _beyond_its_table(graph: Graph) -> Optional[Tuple[int, str]]:
@@ -270,8 +263,7 @@ class Network:
         # Functions that backward visits, and leaves with a gradient, by key.
         self.nodes = {hash(graph.functions[node.number]): node for node in plan.nodes}
         self.leaves = graph.by_key(plan.leaves)
-        # Names of parameters, by key.
-        self.names = plan.names
+        self.names = plan.names  # names of parameters, by key
         self.readers: Dict[int, List[Any]] = {}
         for f in graph.functions:
             for v in f.inputs:
@@ -327,8 +319,7 @@ class Network:
             return False
         leaves = [{hash(w) for g in self.walk([v.parent]) for w in g.inputs} for v in f.inputs]
         own = [found & self.names.keys() for found in leaves]
-        # A constant is no copy.
-        return all(leaves) and own[0] != own[1]
+        return all(leaves) and own[0] != own[1]  # a constant is no copy
 
     def is_loss_weight(self, f: Any) -> bool:
         """True if a function multiplies a scalar by a number."""

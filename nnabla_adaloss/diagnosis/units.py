@@ -14,8 +14,7 @@ from .causes import Note
 from .passes import Gradients
 from .target import Network
 
-# Share of a layer's units without a gradient from which they are reported without a reason.
-_MANY = 0.6
+_MANY = 0.6  # share of a layer's units without a gradient from which they are reported without a reason
 
 
 class Units:
@@ -27,8 +26,7 @@ class Units:
         products = (f for f, kind in kinds if is_matrix_product(kind) and not kind.endswith("Grad"))
         self._network = network
         self._products = [f for f in products if hash(f.inputs[1]) in network.names]
-        # By weight, as several products may share one.
-        self._reached: Dict[int, NDArray[np.bool_]] = {}
+        self._reached: Dict[int, NDArray[np.bool_]] = {}  # by weight, as several products may share one
 
     def add(self, gradients: Gradients) -> None:
         """Add the gradients of outputs in a batch."""

@@ -38,8 +38,7 @@ def untrained(examined: Subject, network: Network) -> Iterator[Cause]:
             place, how, remedy = cut
             what = f"its output {how}, and no gradient gets to"
         elif nothing and network.graph.positions.keys().isdisjoint(missed.values()):
-            # Data with a gradient are no parameters.
-            has_others = not network.leaves.keys() <= examined.fed
+            has_others = not network.leaves.keys() <= examined.fed  # data with a gradient are no parameters
             remedy = remedies.OTHERS if has_others else remedies.NOT_DERIVED
         yield Cause("untrained", place, f"{what} {told}", remedy, nothing, parameters=(*missed,))
 
@@ -100,8 +99,7 @@ def _missed(examined: Subject, network: Network) -> Dict[str, int]:
     wanted = registered if solver is None else examined.parameters
     if solver is None and not network.reached_leaves:
         return {name: key for key, name in network.plan.names.items() if key not in frozen}
-    # A solver's parameters have no order.
-    got = network.reached_leaves | frozen
+    got = network.reached_leaves | frozen  # a solver's parameters have no order
     # A bias before nn.grad has no effect.
     ended = network.walk(f for f in network.graph.functions if f.info.type_name == "GradEndFunction")
     got |= {hash(v) for f in ended for v in f.inputs}
@@ -197,8 +195,7 @@ def _cut(network: Network, missed: Mapping[str, int]) -> Optional[Tuple[str, str
             is_shared = any(hash(f) in network.reached for f in network.readers[hash(v)][1:])
             return network.name(g), how, remedies.CUT_COPY if is_shared else remedies.UNCUT
         if between and step is None:
-            # On purpose, perhaps, if another way is cut off.
-            g = next(filter(_is_step, between))
+            g = next(filter(_is_step, between))  # on purpose, perhaps, if another way is cut off
             step = network.name(g), "has no derivative", remedies.NO_DERIVATIVE
     if step is not None:
         return step

@@ -17,12 +17,9 @@ from .passes import TOLERANCE, StorageEffect, Way
 # error from which no gradient is left.
 _WORSE = 1.25
 USELESS = 0.5
-# A larger error than fp8's usual ones is told.
-COARSE = 0.3
-# A larger lost share means no gradient, for any error.
-_LOST = 0.5
-# Share of a layer's units that may lose their gradient although another way keeps it.
-_UNITS = 0.1
+COARSE = 0.3  # a larger error than fp8's usual ones is told
+_LOST = 0.5  # a larger lost share means no gradient, for any error
+_UNITS = 0.1  # share of a layer's units that may lose their gradient although another way keeps it
 
 
 class LayerNumbers(NamedTuple):

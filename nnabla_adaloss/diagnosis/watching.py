@@ -18,20 +18,14 @@ from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype
 from ..kernels.interface import RoundingStatistics
 from .target import Network
 
-# A derivative below this share of the largest one counts as flat.
-_FLAT = 2.0**-10
-# Square of a number from which the derivative of erf, exp(-x ** 2), is as flat.
-_FLAT_ERF = -np.log(_FLAT)
+_FLAT = 2.0**-10  # a derivative below this share of the largest one counts as flat
+_FLAT_ERF = -np.log(_FLAT)  # square of a number from which the derivative of erf, exp(-x ** 2), is as flat
 # A larger difference between two passes over the same batch is not due to the order of sums.
 REPEATED = 1e-4
-# Scores this far below the largest one of their row count as masked.
-_MASKED = 5e3
-# Error, lost share and lost magnitude of an array that storage has not changed.
-_NONE = 0.0, 0.0, 0.0
-# Share of sums from which most are equal to one of their numbers.
-_ABSORBED = 0.9
-# Distance from a pixel, in pixels, that rounding errors bridge.
-_ON_PIXEL = 2.0**-7
+_MASKED = 5e3  # scores this far below the largest one of their row count as masked
+_NONE = 0.0, 0.0, 0.0  # error, lost share and lost magnitude of an array that storage has not changed
+_ABSORBED = 0.9  # share of sums from which most are equal to one of their numbers
+_ON_PIXEL = 2.0**-7  # distance from a pixel, in pixels, that rounding errors bridge
 # Number of inputs that are probabilities, which a sum may round above 1.
 PROBABILITIES, _ROUNDED = {"BinaryCrossEntropy": 1, "CategoricalCrossEntropy": 1, "KLMultinomial": 2}, 1e-3
 # Input of indices.
@@ -55,8 +49,7 @@ class Sight:
         self.infinities: Dict[int, int] = {}
         # Number of inputs that a function is not defined for: negative ones, or fractions as indices.
         self.undefined: Dict[int, int] = {}
-        # Largest index that a function reads.
-        self.largest_index: Dict[int, float] = {}
+        self.largest_index: Dict[int, float] = {}  # largest index that a function reads
         # Number of probabilities that a function reads, by key, that are below 0 or above 1.
         self.improbable: Dict[int, int] = {}
         # As stored: number of indices that storage changes, by function.
@@ -70,8 +63,7 @@ class Sight:
         self.flat: Dict[int, float] = {}
         # Deviation of the rows that a product with a weight reads from their mean, relative to their size.
         self.variation: Dict[int, float] = {}
-        # Functions that sample places on pixels, where their derivative jumps.
-        self.jumping: List[Any] = []
+        self.jumping: List[Any] = []  # functions that sample places on pixels, where their derivative jumps
         self.in_fp32 = in_fp32
         self._deviations: Dict[int, Tuple[float, float, float]] = {}
         self._kept: Dict[int, NDArray[Any]] = {}
