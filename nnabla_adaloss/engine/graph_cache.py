@@ -22,7 +22,7 @@ from ..kernels import Kernels, measurements_by
 from ..kernels.arrays import ScratchPool, places_of
 from .latest_statistics import LatestStatistics, StatisticsRequest
 from .prepared_graph import PreparedGraph
-from .saved_state import Saved, load_topology, of_topology, topology_state, without_schedule
+from .saved_state import Saved, of_topology, read_topology, topology_state, without_schedule
 
 # Enough for both losses of an adversarial network, or recurrent networks of 16 lengths.
 _REMEMBERED = 16
@@ -202,7 +202,7 @@ class GraphCache:
         for one in states:
             with suppress(KeyError, TypeError, AttributeError, IndexError, ValueError):
                 # Checked as a whole, so that nothing is half loaded.
-                statistics, schedules = load_topology(one, prepared)
+                statistics, schedules = read_topology(one, prepared)
                 # Its saved cycle is past: all topologies take turns in the one that runs now.
                 prepared.schedules = schedules.moved_to_cycle(prepared.schedules.cycle_start)
                 prepared.statistics.load(statistics, weights)

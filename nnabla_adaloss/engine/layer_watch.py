@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events of the layers of a pass for monitors: their scales, and their arrays after it."""
+"""Events of the layers of a pass for monitors: their scales, and their arrays after each layer's backward."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class LayerWatch:
     ) -> None:
         self._audience, self.looks = audience, audience.looks(iteration)
         self._kernels, self._storage, self._graph = prepared.kernels, prepared.storage, prepared.graph
-        # Gradients are stored in the format, if no storage is emulated.
+        # Format of arrays that no storage rounds.
         self._format = get_format(prepared.config.dtype or "float16")
         plan, statistics, schedule = prepared.plan, prepared.statistics, decision.schedule
         # Records of the layers, by name, until they are reported.
@@ -68,16 +68,17 @@ class LayerWatch:
     def _look(self, node: NodeStructure, layer_input: LayerInput) -> LayerLook:
         """Make access to a layer's arrays, which are read only if a monitor asks."""
         keys, variables, storage = self._graph.keys, self._graph.variables, self._storage
-        input, weight = variables[layer_input.input], variables[layer_input.weight]
+        layer_in, weight = variables[layer_input.input], variables[layer_input.weight]
         named = {
             "output_gradient": variables[node.outputs[0]].grad,
-            "input_gradient": input.grad,
+            "input_gradient": layer_in.grad,
             "weight": weight.data,
-            "input": input.data,
+            "input": layer_in.data,
         }
 
         def read(name: str) -> Optional[GradientSeen]:
-            # The monitor's gradient of a layer is that of its input, which alpha scales.
+            # Of gradient, weight or input, properties of `LayerLook`. The gradient of a layer is that of
+            # its input, which alpha scales.
             array = named["input_gradient" if name == "gradient" else name]
             if array.clear_called or not is_readable(array):
                 return None
@@ -87,12 +88,12 @@ class LayerWatch:
                 stored = storage.data_format(key, array.size)
                 return GradientSeen(statistics, exponents, stored or self._format)
             stored, rounded = storage.gradient_format(key, array.size), storage.gradients.get(key)
-            # Elements that an emulated storage has lost.
+            # Elements that an emulated storage has made 0, and infinite.
             lost = () if rounded is None else (rounded.underflowed, rounded.overflowed)
             return GradientSeen(statistics, exponents, stored or self._format, *lost)
 
         def arrays() -> Dict[str, NDArray[np.float32]]:
-            stored = {n: x for n, x in named.items() if not x.clear_called and stored_dtype(x) is not None}
-            return {name: np.array(cast(Any, x.data), np.float32) for name, x in stored.items()}
+            written = {n: x for n, x in named.items() if not x.clear_called and stored_dtype(x) is not None}
+            return {name: np.array(cast(Any, x.data), np.float32) for name, x in written.items()}
 
         return LayerLook(read, arrays)

@@ -205,15 +205,17 @@ class PreparedGraph:
                 self.storage.store_gradient(self.graph.keys[position], array)
 
     def state_descriptions(self, *, named: bool = True) -> Dict[int, str]:
-        """Describe leaves that forward writes, by key of their data; without `named` no parameters."""
+        """Describe leaves that forward writes, by key of their data, such as running statistics.
+
+        Without `named`, those are left out that a graph built like this one has, too: parameters.
+        """
         plan, leaves = self.plan, self.graph.leaves
         descriptions: Dict[int, str] = {}
-        for position, is_written in plan.state_leaves.items():
-            if is_written and (named or position not in plan.described.kept):
-                readers = zip(plan.labels, plan.described.inputs.by_function())
-                label = next(label for label, read in readers if position in read)
+        for position, writer in plan.state_leaves.items():
+            if writer is not None and (named or position not in plan.described.kept):
                 leaf = leaves[position]
-                descriptions[hash(leaf.data)] = f"{label} writes a Variable of shape {leaf.shape}"
+                text = f"{plan.labels[writer]} writes a Variable of shape {leaf.shape}"
+                descriptions[hash(leaf.data)] = text
         return descriptions
 
     @cached_property

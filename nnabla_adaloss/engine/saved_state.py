@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from itertools import zip_longest
-from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 from zlib import crc32
 
 from ..core.memory import Memory, Observations
 from ..core.saved_settings import check_version, plain
+from ..core.schedule import ScaleSchedule
 from ..core.schedule_cache import ScheduleCache
 from ..core.statistics import ArrayStatistics
 from ..core.validation import integer
@@ -87,7 +88,7 @@ def load_state(
             return schedules, Memory(memory.policy), iteration, draws, []
         others = [one for one in topologies if one not in of_plan]
         for one in of_plan:
-            statistics, schedules = load_topology(one, prepared)
+            statistics, schedules = read_topology(one, prepared)
         # The cycle of measuring is that of the last graph, of whatever topology.
         schedules = schedules.moved_to_cycle(integer("since", state["schedule"]["since"]))
         # Older states have them only in topologies.
@@ -109,15 +110,23 @@ def load_state(
     return schedules, memory, iteration, draws, others
 
 
-def load_topology(saved: Saved, prepared: PreparedGraph) -> Tuple[Dict[int, ArrayStatistics], ScheduleCache]:
-    """Read statistics and schedules for a graph from a `topology_state`; KeyError, TypeError, ValueError."""
-    return LatestStatistics.loaded(prepared.plan.measured, saved["statistics"]), prepared.schedules.loaded(
-        saved["schedule"],
-        lambda scales, given_scale, loss_weights, is_merged: prepared.schedule(
-            scales, given_scale, loss_weights, merged=prepared.merged if is_merged else None
-        ),
-        power_of_two=prepared.config.power_of_two,
-    )
+def read_topology(saved: Saved, prepared: PreparedGraph) -> Tuple[Dict[int, ArrayStatistics], ScheduleCache]:
+    """Make statistics and schedules for a graph of a `topology_state`, without changing the graph's own.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError, IndexError: the state is damaged.
+    """
+
+    def schedule(
+        scales: Any, given_scale: Optional[float], loss_weights: Any, is_merged: bool
+    ) -> ScaleSchedule:
+        merged = prepared.merged if is_merged else None
+        return prepared.schedule(scales, given_scale, loss_weights, merged=merged)
+
+    statistics = LatestStatistics.loaded(prepared.plan.measured, saved["statistics"])
+    # Scales that are no powers of two are damaged, too, unless the config makes such.
+    power_of_two = prepared.config.power_of_two
+    return statistics, prepared.schedules.loaded(saved["schedule"], schedule, power_of_two=power_of_two)
 
 
 def topologies_of(state: Saved) -> List[Saved]:

@@ -79,11 +79,13 @@ def variable_of(loss: LossLike) -> nn.Variable:
     else:
         instead = ": add the losses, or train on each by itself" if isinstance(loss, (list, tuple)) else ""
         raise TypeError(f"loss must be an nnabla.Variable or a wrapper, got {type(loss).__name__}{instead}")
-    # After rewiring, nnabla updates `need_grad` of the loss only in the next forward: leaves have it already.
-    if variable.parent is None or not (
-        variable.need_grad
-        or any(v.need_grad and v.parent is None for read in visited(variable)[1] for v in read)
-    ):
+    is_trained = variable.need_grad
+    if not is_trained and variable.parent is not None:
+        # After rewiring, nnabla updates the `need_grad` of a loss in the next forward only; that of leaves is
+        # right at once.
+        _, inputs, *_ = visited(variable)
+        is_trained = any(v.need_grad and v.parent is None for read in inputs for v in read)
+    if variable.parent is None or not is_trained:
         raise ValueError(NEEDS_NO_GRADIENT)
     return variable
 

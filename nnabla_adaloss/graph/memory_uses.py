@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from itertools import chain, compress
-from typing import AbstractSet, Any, Dict, FrozenSet, List, NamedTuple, Sequence
+from typing import AbstractSet, Any, Dict, FrozenSet, List, NamedTuple, Optional, Sequence
 
 import nnabla as nn
 
@@ -66,17 +66,18 @@ def memory_uses(described: GraphDescription) -> MemoryUses:
     return MemoryUses(leaves, outputs, cut_off)
 
 
-def state_leaves(described: GraphDescription) -> Dict[int, bool]:
-    """Leaves that may hold state, by position: all that forward writes, True, and others without gradient."""
+def state_leaves(described: GraphDescription) -> Dict[int, Optional[int]]:
+    """Functions that write leaves in forward, by position; None for other leaves without gradient."""
     positions, producers = described.inputs.positions, described.producers
     uses = zip(positions, producers, described.needs)
-    leaves = dict.fromkeys([p for p, producer, need in uses if producer is None and not need], False)
+    unwritten = [p for p, producer, need in uses if producer is None and not need]
+    leaves: Dict[int, Optional[int]] = dict.fromkeys(unwritten)
     for index, (type_name, args) in enumerate(zip(described.type_names, described.args)):
         part = described.inputs.part(index)
         written = [part.start + number for number in sorted(written_inputs(type_name, args))]
         # A function that writes to `w.reshape(...)` writes to w. Optional inputs may be missing.
         origins = [origin_of(described, use) for use in written if use < part.stop]
-        leaves.update((positions[use], True) for use in origins if producers[use] is None)
+        leaves.update((positions[use], index) for use in origins if producers[use] is None)
     return leaves
 
 

@@ -356,8 +356,8 @@ class GraphPlan:
         )
 
     @cached_property
-    def state_leaves(self) -> Dict[int, bool]:
-        """Leaves that may hold state: all that forward writes, True, and others without gradient, False."""
+    def state_leaves(self) -> Dict[int, Optional[int]]:
+        """Leaves that may hold state: the function that writes each in forward, or None."""
         return state_leaves(self.described)
 
     def __str__(self) -> str:

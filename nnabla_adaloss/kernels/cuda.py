@@ -137,7 +137,7 @@ class CudaKernels(Kernels):
     # ---- Kernels
 
     def statistics(self, x: NdArray) -> ArrayStatistics:
-        return self._results(lambda table: self.launch_statistics([x], table))[0].statistics
+        return self._launch_and_wait(lambda table: self.launch_statistics([x], table))[0].statistics
 
     def exponent_histogram(self, x: NdArray) -> Tuple[ArrayStatistics, NDArray[np.int64]]:
         with self._lock:
@@ -149,7 +149,7 @@ class CudaKernels(Kernels):
     def largest(self, arrays: Arrays) -> float:
         if not arrays:
             return 0.0
-        return self._results(lambda table: self.launch_largest(arrays, table, [0] * len(arrays)))[1]
+        return self._launch_and_wait(lambda table: self.launch_largest(arrays, table, [0] * len(arrays)))[1]
 
     def mark_nonfinite(self, arrays: Arrays, mark: NdArray) -> None:
         # The kernel raises a float32 to the largest magnitude: infinity or NaN, if an element is.
@@ -171,19 +171,19 @@ class CudaKernels(Kernels):
 
     def unscale_add(self, source: NdArray, master: NdArray, scale: float, *, accumulate: bool) -> float:
         gradients = UnscalingList([source], [scale], [master], [accumulate])
-        return self._results(lambda table: self.launch_unscale_list(gradients, table))[1]
+        return self._launch_and_wait(lambda table: self.launch_unscale_list(gradients, table))[1]
 
     def _round(
         self, source: NdArray, target: NdArray, storage: Format, fitted: bool, random_key: Optional[int]
     ) -> RoundingStatistics:
-        return self._results(
+        return self._launch_and_wait(
             lambda table: self.launch_round_to_format(source, target, storage, table, fitted, random_key)
         )[0]
 
     # ---- launching
 
-    def _results(self, launch: Callable[[DeviceTable], Any]) -> Tuple[RoundingStatistics, float]:
-        """Wait for the results of one launch: the first row of its table, and the first largest magnitude."""
+    def _launch_and_wait(self, launch: Callable[[DeviceTable], Any]) -> Tuple[RoundingStatistics, float]:
+        """Return the first row and the first largest magnitude of a table; the launch writes one of them."""
         with self._lock:
             self._own_table.clear()
             launch(self._own_table)

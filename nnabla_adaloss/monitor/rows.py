@@ -32,8 +32,8 @@ class LayerRow(NamedTuple):
         nonfinite: number of infinities and NaNs.
         abs_max: the largest finite magnitude, S included.
         headroom: bits between `abs_max` and the format's maximum; None when all are zero.
-        exponents: histogram of binary exponents: the least one, then the counts from it on. None unless
-            histograms are recorded.
+        exponents: histogram of binary exponents: the least one, then the counts from it on; empty if no
+            magnitude is at least 2^-126. None unless histograms are recorded.
         weight_max: the largest finite magnitude of the weight, without scale. This and the next three are
             None unless data is recorded.
         weight_subnormal: share of the weight's nonzero elements that are below the format's normal range.
@@ -135,8 +135,8 @@ def row_of(event: LayerScaled, *, histograms: bool, data: bool) -> LayerRow:
 
 
 def _compact(exponents: Any) -> List[int]:
-    """The least binary exponent, and the counts from it to the largest; empty without nonzero elements."""
-    # The row has counts of its own for zeros and for infinities and NaNs.
+    """Least binary exponent, and counts from it to the largest, of a histogram by float32's exponent bits."""
+    # Bin 0 is of zeros and magnitudes below 2^-126, bin 255 of infinities and NaNs.
     (present,) = np.nonzero(exponents[1:255])
     if not present.size:
         return []

@@ -322,7 +322,7 @@ class GradScaler:
         """True if `backward` was called since the last `update`, or `forward` of a loss that writes state."""
         forwarded = [scaling for scaling in self.engines if hash(scaling.variable) in self._forwarded]
         return bool(self._used) or any(
-            any(one.plan.state_leaves.values()) or shared_memory_of(one.graph, one.plan).find()[1]
+            {*one.plan.state_leaves.values()} - {None} or shared_memory_of(one.graph, one.plan).find()[1]
             for one in forwarded
         )
 

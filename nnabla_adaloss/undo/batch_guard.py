@@ -124,8 +124,8 @@ class ForwardState:
         parameters: List[nn.Variable] = []
         others: List[nn.Variable] = []
         self.written, self.candidates = [], []
-        for position, written in plan.state_leaves.items():
-            leaf, key = graph.leaves[position], graph.keys[position]
+        for position, writer in plan.state_leaves.items():
+            leaf, key, written = graph.leaves[position], graph.keys[position], writer is not None
             if written or key in self._snapshots:
                 self.written.append(leaf)
             if key in self._snapshots:

@@ -57,13 +57,15 @@ def shared_memory_of(graph: Graph, plan: GraphPlan) -> SharedMemory:
 
 
 def _overwriting(reads: List[Use], writes: List[Use]) -> List[Use]:
-    """List the `writes` to memory that one of `reads` has read: in an earlier function, or in the same."""
-    before, overwriting, marks = _counts(writes), [], []
-    waiting = sorted(reads, key=itemgetter(1), reverse=True)
-    for write, count in zip(writes, before):
-        while waiting and waiting[-1][1] <= write[1]:
-            marks += _marks([waiting.pop()])
-        if _counts([write]) != [count]:
+    """List the `writes`, in forward order, to memory that the function itself or an earlier one has read."""
+    counts_before, overwriting = _counts(writes), []
+    marks = []  # of all reads so far: counts are higher as long as they exist
+    reads_to_come = sorted(reads, key=itemgetter(1), reverse=True)
+    for write, count_before in zip(writes, counts_before):
+        variable, writer = write
+        while reads_to_come and reads_to_come[-1][1] <= writer:
+            marks += _marks([reads_to_come.pop()])
+        if variable.get_number_of_references != count_before:
             overwriting.append(write)
     return overwriting
 

@@ -369,3 +369,14 @@ def test_a_scaled_weight_stays_in_the_formats_of_its_own_layer() -> None:
         scaling.backward(1.0, iteration=0, rerun=again)
     # 400 is in the range of float8_e4m3, 1600 is not: what c and d leave undone, b makes up for.
     assert [scaling.layer_scales[f"{name}/affine"] for name in "bcd"] == [64.0, 4.0, 4.0]
+
+
+def test_a_leaf_that_forward_writes_is_described_by_its_writer() -> None:
+    x = nn.Variable.from_numpy_array(np.ones((4, 3), np.float32))
+    mean = nn.Variable.from_numpy_array(np.zeros((1, 3)))
+    read_first = F.sum(F.mul_scalar(mean, 0.5))
+    h = PF.affine(x, 3, name="a")
+    beta, gamma, variance = (nn.Variable.from_numpy_array(np.full((1, 3), size)) for size in (0.0, 1.0, 1.0))
+    y = F.batch_normalization(h, beta, gamma, mean, variance, batch_stat=True)
+    descriptions = AdaptiveLossScaling(read_first + F.sum(y**2)).written
+    assert descriptions[hash(mean.data)] == "a/affine/BatchNormalization writes a Variable of shape (1, 3)"

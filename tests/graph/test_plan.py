@@ -194,7 +194,7 @@ def test_a_leaf_that_one_of_its_readers_writes_is_written(written_first: bool) -
     state = nn.Variable((2, 3))
     terms = [F.mean(F.assign(state, nn.Variable((2, 3), need_grad=True) * 2.0)), F.mean(F.tanh(state))]
     graph = Graph(F.add2(*(terms if written_first else terms[::-1])))
-    assert GraphPlan(graph).state_leaves[graph.positions[hash(state)]]
+    assert GraphPlan(graph).state_leaves[graph.positions[hash(state)]] is not None
 
 
 def network(*, depth: int = 2, batch: int = 4, activation: Any = F.tanh, frozen: bool = False) -> nn.Variable:

@@ -65,18 +65,19 @@ def run_pass(
 def _steps_for(
     prepared: PreparedGraph, decision: Decision, inputs: PassInputs, watch: Optional[LayerWatch]
 ) -> Union[HooklessSteps, str]:
-    """Return the steps of the next pass, or the reason for hooks around single functions."""
+    """Plan the steps of the next pass, or take those of equal scales; or return why it needs hooks."""
     if decision.measure_all:
         return "measuring"
-    if not (watch is inputs.callbacks is inputs.pre_hook is inputs.post_hook is None):
+    watching = (watch, inputs.callbacks, inputs.pre_hook, inputs.post_hook)
+    if watching != (None, None, None, None):
         return "single functions are watched"
-    # By scales, because a new schedule usually has the scales of an old one.
+    # By scales, which determine them: a new schedule usually has the scales of an old one.
     scales = tuple(decision.schedule.component_scales)
     steps: Union[HooklessSteps, str, None] = prepared.steps.get(scales)
     if steps is None:
         steps = plan_steps(prepared, decision.schedule)
         # Forget the steps of schedules that are not in use any more.
-        in_use = {tuple(schedule.component_scales) for _, schedule, _ in prepared.schedules.chosen.values()}
+        in_use = {tuple(one.schedule.component_scales) for one in prepared.schedules.chosen.values()}
         kept = {earlier: planned for earlier, planned in prepared.steps.items() if earlier in in_use}
         prepared.steps = {**kept, scales: steps}
     return steps
