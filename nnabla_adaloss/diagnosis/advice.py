@@ -22,9 +22,6 @@ _HARMLESS = 0.1  # harmless relative error of a network's weight gradients from 
 # Likewise from storing all layers as advised: rounding errors accumulate, but usually cancel over batches.
 _TOGETHER = 0.3
 _LOST = 0.1  # share of a layer's gradients, or of its data, that may become 0
-# Headroom of tried gradients below the end of their format: during training some shrink relative to the
-# largest one.
-_ROOM = 2.0**10
 
 
 class Harm(NamedTuple):
@@ -209,7 +206,8 @@ class _Trials:
         """Effect of a storage on each layer, over all batches."""
         network, parameters = self._network, self._network.parameters
         emulation = FormatEmulation(network.loss, storage, float_tail=True, parameters=parameters)
-        config = AdaLossConfig(u_max=emulation.precisions.narrowest.stored_gradients.max / _ROOM)
+        # Headroom, as during training some gradients shrink relative to the largest one.
+        config = AdaLossConfig(u_max=emulation.precisions.narrowest.stored_gradients.max / 2.0**10)
         scaling = AdaptiveLossScaling(emulation, config, parameters=parameters)
         tally = Tally(self._references[0])
         # By layer: nonzero elements of its data, and those that underflow and overflow.

@@ -18,7 +18,6 @@ from .target import input_name
 from .watching import largest
 
 _SHRINKS = 1e3  # factor by which a function makes a gradient smaller by far
-_NOTHING = 1e-6  # numbers that leave next to nothing of a weight's gradient
 # Functions that make a gradient small because of the numbers that they read.
 _SATURATING = ("Exp", "Sigmoid", "SoftPlus", "Tanh")
 
@@ -124,10 +123,8 @@ class Branches(Batches):
                 clause = growth.clause * remedies.is_a(f, *_SATURATING)
                 found = f"; {network.listed([f])} leaves {left:.1e} of {arriving:.1e}{clause}", remedy
         reads, operands = layer.inputs[0], Operands(network, self._sights[0])
-        if not found[0] and is_matrix_product(layer.info.type_name) and self.largest(reads) < _NOTHING:
-            steps = operands.steps(reads.parent) if reads.parent is not None else []
-            start = max(range(len(steps)), key=lambda i: steps[i].before, default=0)
-            growth = operands.growth(steps[start:], "numbers", shrinks=True)
+        if not found[0] and is_matrix_product(layer.info.type_name) and self.largest(reads) < 1e-6:
+            growth = operands.shrunk(reads.parent)
             clause = f"; it reads numbers up to {self.largest(reads):.1g}{growth.clause}"
             return clause, growth.remedy or remedies.LARGER_NUMBERS
         if not found[0]:

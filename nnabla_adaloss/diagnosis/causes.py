@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
-_SEVERAL = 3  # number of causes of one kind and remedy from which they are one sentence
 _NAMED = 4  # number of listed names
 
 
@@ -39,7 +38,7 @@ def summed_up(causes: Sequence[Cause]) -> Iterator[Cause]:
     for cause in causes:
         alike.setdefault((cause.kind, cause.remedy, cause.fatal), []).append(cause)
     for found in alike.values():
-        if len(found) < _SEVERAL:
+        if len(found) < 3:
             yield from found
             continue
         what = f"{found[0].what}; likewise {listed([cause.function for cause in found[1:]])}"

@@ -8,6 +8,7 @@ from typing import Any, Iterator, List, Optional, Sequence, Set, Tuple
 
 import nnabla as nn
 
+from ..core.formats import Format
 from . import remedies
 from .causes import Cause, Note, listed
 from .finite import SOFTMAX
@@ -17,17 +18,13 @@ from .watching import INDICES
 
 _DEVIATES = 0.25  # relative change of an array, or of the loss, from which storage has corrupted it
 _LOSS_DEVIATES = 0.02
-_NEAR = 0.25  # share of a format's largest number from which numbers are next to it
 # Relative change that one function causes of inputs that have changed by far less.
 _JUMPS, _TIMES = 0.1, 8.0
 # Share of an input's numbers that become 0 from which all do, and of other numbers from which it is reported.
 _ALL = 0.99
 _LOST = 0.1
-_RECURRENCE = 8  # number of sums that leave numbers as they are from which a state is lost
 # Functions through which a factor is one of the loss, or of a part of it.
 _ADDING = {"Add2", "AddN", "AddScalar", "Mean", "MulScalar", "Sub2", "Sum"}
-_MASKS = 64.0  # size of a mask beside scores
-_SMALL = 2.0**-10  # constants below this one are against 0
 
 
 class Deviations(Operands):
@@ -64,15 +61,21 @@ class Deviations(Operands):
         nodes = (network.function(key) for key, node in network.nodes.items() if not node.loss_section)
         absorbing = (f for f in nodes if hash(f) in self.sight.absorbing and f.outputs[0].size > 1)
         sums = network.in_order(f for f in absorbing if all(v.need_grad for v in f.inputs))
-        if len(sums) >= _RECURRENCE:
-            small, large = sorted(map(self.amax, sums[0].inputs))
-            end = f" adds numbers up to {small:.2g} to others up to {large:.3g}, which stay as they are in "
-            end += f"{network.format(sums[0].outputs[0]).name}, as in {len(sums) - 1} sums behind it: "
-            yield Note("", [network.name(sums[0])], f"{end}{remedies.SMALL_TERMS}.")
+        if len(sums) >= 8:  # a recurrence
+            end = (
+                f" {self._absorbs(sums[0], network.format(sums[0].outputs[0]))}, as in {len(sums) - 1} sums "
+            )
+            yield Note("", [network.name(sums[0])], f"{end}behind it: {remedies.SMALL_TERMS}.")
         for v in network.graph.leaves.values():
             if hash(v) not in network.names and self.vanished(v) > _ALL * v.size:
                 end = f", which becomes 0 in {network.format(v).name}: {remedies.SCALE_DATA}."
                 yield Note("No layer sees ", [network.called(v)], end)
+
+    def _absorbs(self, f: Any, stored: Format) -> str:
+        """Clause about a sum whose larger numbers stay as they are."""
+        small, large = sorted(map(self.amax, f.inputs))
+        which = f"which stay as they are in {stored.name}"
+        return f"adds numbers up to {small:.2g} to others up to {large:.3g}, {which}"
 
     def next_to_the_end(self) -> Iterator[Note]:
         """Note the largest numbers, if a few doublings are beyond the format."""
@@ -81,8 +84,8 @@ class Deviations(Operands):
         large = [(f, v) for f, v in outputs if v.need_grad and v.size > 1 and network.format(v).bits > 8]
         for f, v in sorted(large, key=lambda one: self.amax(one[1]))[-1:]:
             stored, size, growth = network.format(v), self.amax(v), self.grown(f)
-            # Raw data do not grow in training.
-            if _NEAR * stored.max < size <= stored.max and growth.remedy != remedies.NORMALISE_DATA:
+            # A few doublings are left. Raw data do not grow in training.
+            if 0.25 * stored.max < size <= stored.max and growth.remedy != remedies.NORMALISE_DATA:
                 begin = f"Numbers reach {size:.3g}, where {stored.name} ends at {stored.max:g}, in "
                 yield Note(begin, [network.name(f)], f"{growth.clause}: {remedies.ROOM}.")
 
@@ -106,7 +109,7 @@ class Deviations(Operands):
             f = network.function(key)
             v = f.inputs[NOT_ZERO[node.type_name]] if node.type_name in NOT_ZERO else None
             g = None if v is None else v.parent
-            if g is None or g.info.type_name not in CONSTANTS or not 0.0 < g.info.args["val"] < _SMALL:
+            if g is None or g.info.type_name not in CONSTANTS or not 0.0 < g.info.args["val"] < 2.0**-10:
                 continue
             constant, stored = g.info.args["val"], network.gradient_format(v)
             read = self.sight.data.get(hash(v))
@@ -173,9 +176,8 @@ class Deviations(Operands):
         cancels = math.ldexp(largest, -stored.mantissa_bits) > _LOST * size
         sums = network.in_order(g for g in network.walk([f]) if hash(g) in self.sight.absorbing)
         if sums and (cancels or typical_lost > stored.smallest_subnormal):
-            small, large = sorted(map(self.amax, sums[0].inputs))
-            what = f"it adds numbers up to {small:.2g} to others up to {large:.3g}, which stay as they are "
-            what += f"in {stored.name}" + f" (as in {len(sums) - 1} sums behind it)" * bool(sums[1:])
+            others = f" (as in {len(sums) - 1} sums behind it)" * bool(sums[1:])
+            what = f"it {self._absorbs(sums[0], stored)}{others}"
             return Cause("absorbed", network.name(sums[0]), what, feeder or remedies.SMALL_TERMS)
         if own and cancels and f.info.type_name in ("Add2", "Sub2", "AddScalar", "RSubScalar"):
             what = f"it computes the difference of numbers up to {largest:.3g}, which is so small "
@@ -206,9 +208,7 @@ class Deviations(Operands):
             what += f"{stored.name}, whose smallest is {stored.smallest_subnormal:.1g}"
             if hash(v) in network.names:
                 return Cause("underflow", scope_of(network.names[hash(v)]), what, remedies.LARGER)
-            steps = self.steps(f) if own else []
-            start = max(range(len(steps)), key=lambda i: steps[i].before, default=0)
-            growth = self.growth(steps[start:], "numbers", shrinks=True)
+            growth = self.shrunk(f if own else None)
             remedy = growth.remedy or remedies.TOO_SMALL
             gammas = [w for w in f.inputs if network.names.get(hash(w), "").endswith("gamma")]
             if f.info.type_name == "Prod":
@@ -232,7 +232,7 @@ class Deviations(Operands):
         added: Any = f.inputs[0].parent if own and masked else None
         if remedies.is_a(added, "Add2", "Sub2"):
             small, large = sorted(map(self.amax, added.inputs))
-            if _MASKS * small < large:
+            if 64.0 * small < large:
                 what += f", as {network.name(added)} adds {large:.3g} to scores up to {small:.3g}"
                 return Cause("precision", name, what, remedies.CHECK_MASK)
         remedy = remedies.of_errors(f, feeder) if own else remedies.MORE_BITS

@@ -20,10 +20,7 @@ from .watching import INDICES, Sight, largest
 
 # An activation is saturated if more than this share of its outputs is in its flat part, in every batch.
 _MOST = 0.5
-# Number of saturated activations that is noted if they are most, although their layers get a gradient.
-_MANY = 4
 
-_STOPS = {"Unlink", "Sink"}  # functions that stop the gradient on purpose
 _RECTIFIERS = {"CReLU", "GELU", "Mish", "ReLU", "ReLU6", "SoftPlus", "Swish"}
 _BOUNDS = {"Maximum2", "MaximumScalar", "Minimum2", "MinimumScalar"}
 _BOUNDS |= {"FixedPointQuantize", "HardSigmoid", "HardTanh", "ReLU6"}
@@ -65,9 +62,11 @@ class Ends(Batches):
                 if alone:
                     found[key] = self._told(f)._replace(spoils=self._labels(alone))
                     ended.add(key)
-            # A layer that starts from 0 and learns is no end.
+            # A stop on purpose is no end, nor is a layer that starts from 0 and learns.
             weights = [p for p in node.leaves if network.graph.leaves[p].ndim > 1]
-            handed_on = [] if node.type_name in _STOPS else [*(node.inputs or node.leaves), *weights]
+            handed_on = (
+                [] if node.type_name in ("Unlink", "Sink") else [*(node.inputs or node.leaves), *weights]
+            )
             is_end = handed_on and not Batches(network, arriving).gradient(handed_on)
             # Harmless if other paths bring a gradient to all its leaves.
             if not (is_equal or is_end) or self._leaves_before(f).isdisjoint(self._starved):
@@ -226,7 +225,7 @@ class Ends(Batches):
         kinds = {key: node.type_name for key, node in nodes.items() if key in flat and not node.loss_section}
         own = [key for key, kind in kinds.items() if kind in ("Sigmoid", "Tanh")]
         most = [key for key in own if np.mean([s.flat.get(key, 0.0) for s in self._sights]) > _MOST]
-        if len(most) >= _MANY and len(most) > _MOST * len(own):
+        if len(most) >= 4 and len(most) > _MOST * len(own):
             f = self._network.in_order(map(self._network.function, most))[0]
             cause = self._saturated(f, "", remedies.SATURATED)
             begin = f"Most outputs of {len(most)} activations are where the derivative is next to 0, from "

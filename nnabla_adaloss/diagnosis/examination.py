@@ -33,8 +33,6 @@ from .watching import REPEATED, Sight
 
 # Ends of the names of functions that compare predictions with targets.
 _COMPARING = ("Error", "Loss", "CrossEntropy", "KLMultinomial")
-# Share of a layer's units that lose their gradient in any way of scaling from which this is noted.
-_LOST_UNITS = 0.25
 # Formats tried besides the requested one.
 _FORMATS: Sequence[PrecisionName] = ("float16", "bfloat16", "fp8_hybrid")
 
@@ -248,7 +246,7 @@ class _Examination:
                 yield Note(what, alike, f": {remedies.INITIALISE}.")
             starved = [n.name for n in layers if not (n.nonzero or n.waits_for or causes)]
             yield from self._branches.blocked(layer for layer in self._layers if layer.name in starved)
-            lost = [n.name for n in layers if min(one.lost_units for one in n.effects.values()) > _LOST_UNITS]
+            lost = [n.name for n in layers if min(one.lost_units for one in n.effects.values()) > 0.25]
             if lost and not causes:
                 end = f" with any scale: in {self._storage} it is too small beside that of others."
                 yield Note("Many units lose their gradient in ", lost, end)
@@ -260,8 +258,8 @@ class _Examination:
             yield from self._steps.notes(self._branches.shrinking if tried and not causes else None)
         jumping = self._network.listed(f for sight in self._in_fp32 for f in sight.jumping)
         if jumping:
-            end = ", which samples pixels: gradients before are not judged."
-            yield Note(f"Derivatives jump in {jumping}{end}")
+            why = "which samples pixels: gradients before are not judged."
+            yield Note(f"Derivatives jump in {jumping}, {why}")
         if self._random:
             what = "Numbers that differ from pass to pass are computed by "
             yield Note(what, self._random, ": gradients that depend on them are not judged.")
@@ -301,25 +299,20 @@ class _Examination:
                 one.compare(index, in_fp32)
         self._noise.end(self._in_fp32)
         self._unsteady = unsteady.differing(REPEATED)
-        self._left_out = self._unsteady | self._jumping()
+        # Variables with a gradient only by places at which derivatives jump.
+        jumping = {f for sight in self._in_fp32 for f in sight.jumping}
+        walked = (self._network.walk(f.inputs[i].parent for f in jumping) for i in (0, 1))
+        image, places = ({hash(v) for f in one for v in f.inputs} for one in walked)
+        self._left_out = self._unsteady | (places - image)
         self._noise.gradients -= self._left_out
         return tried
 
-    def _jumping(self) -> Set[int]:
-        """Keys of variables with a gradient only by places at which derivatives jump."""
-        functions = {f for sight in self._in_fp32 for f in sight.jumping}
-        walked = (self._network.walk(f.inputs[i].parent for f in functions) for i in (0, 1))
-        image, places = ({hash(v) for f in one for v in f.inputs} for one in walked)
-        return places - image
-
     def _numbers(self, tried: FormatTrial, layer: Layer) -> LayerNumbers:
         noise, unsteady = self._noise.gradients, self._unsteady
-        left_out = noise | self._left_out
+        left_out, nonzero = noise | self._left_out, tried.floor.nonzero(layer)
         keys, effects = [*layer.outputs, *layer.weights], tried.effects(layer, left_out)
         known = (s.gradients[k].abs_max for s in self._in_fp32 for k in keys if k in s.gradients)
-        nonzero = tried.floor.nonzero(layer)
         losing = [way for way, one in effects.items() if one.overflow or one.underflow >= 0.01]
-        begins = {way: tried.begins(self._network, layer, way, effects[way]) for way in losing}
         return LayerNumbers(
             name=layer.name,
             type_name=layer.type_name,
@@ -331,7 +324,7 @@ class _Examination:
             is_noise=bool(nonzero and layer.weights and layer.weights.keys() <= noise),
             waits_for="" if nonzero else self._branches.waits_for(layer),
             is_random=bool(unsteady and unsteady.issuperset(layer.weights or layer.outputs)),
-            begins=begins,
+            begins={way: tried.begins(self._network, layer, way, effects[way]) for way in losing},
             losing={way: tried.losing(self._network, layer, way, left_out) for way in Way},
         )
 

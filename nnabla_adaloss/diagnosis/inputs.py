@@ -19,27 +19,14 @@ from .watching import Sight, largest
 # Function that returns the numbers of a reshaped input, whose first axis is that of batches; None for others.
 Fed = Callable[[nn.Variable], Optional[NDArray[Any]]]
 
-# Functions that hand on all numbers in another shape.
-_RESHAPES = ("Broadcast", "BroadcastTo", "Reshape", "Transpose")
-# Range of the outputs of functions, and share of targets beyond it that is noted.
+# Range of the outputs of functions.
 _RANGES = {
     **dict.fromkeys(("HardSigmoid", "Sigmoid", "Softmax"), (0.0, 1.0)),
     **dict.fromkeys(("ReLU", "SoftPlus"), (0.0, math.inf)),
     **dict.fromkeys(("HardTanh", "Tanh"), (-1.0, 1.0)),
 }
-_MOST = 0.5
-# Deviation of the rows of a batch, and of all numbers of an input, as a share of their size, that is noted.
-_ALIKE, _FLAT, _EQUAL = 1e-3, 0.01, 1e-6
-_DROPS = 0.95  # share of dropped numbers that is noted
-# Numbers of an input that hardly differ from 0, above those that a format may lose; and those that saturate
-# gates.
-_HELD, _SMALL, _LARGE = 1e-7, 0.02, 20.0
-_GATED = {"GRU", "LSTM", "RNN"}
+_ALIKE = 1e-3  # deviation of the rows of a batch, as a share of their size, that is noted
 _SOFTMAX = {"LogSoftmax", "Softmax", "SoftmaxCrossEntropy"}
-_MAPS = {"Convolution", "Deconvolution"}
-_OF_LABELS, _FEW = {"CategoricalCrossEntropy", "SoftmaxCrossEntropy"}, 16
-# Ends of the names of functions whose outputs a training makes smaller.
-_ERRORS = ("AbsoluteError", "CrossEntropy", "HuberLoss", "SquaredError")
 _PROBABILITIES = {"BinaryCrossEntropy", "SigmoidCrossEntropy"}
 
 
@@ -47,7 +34,8 @@ def notes(examined: Subject, network: Network, sights: Sequence[Sight]) -> Itera
     """Note inputs with equal rows or lost columns, and functions that read inputs wrongly."""
 
     def fed(v: nn.Variable) -> Optional[NDArray[Any]]:
-        while remedies.is_a(v.parent, *_RESHAPES):
+        # Functions that hand on all numbers in another shape.
+        while remedies.is_a(v.parent, "Broadcast", "BroadcastTo", "Reshape", "Transpose"):
             v = v.parent.inputs[0]
         return None if hash(v) in {*network.names, *network.never_filled} else examined.values(v)
 
@@ -67,13 +55,13 @@ def notes(examined: Subject, network: Network, sights: Sequence[Sight]) -> Itera
         *factors, product = (largest(s.data.get(hash(v)) for s in sights) for v in (*f.inputs, *f.outputs))
         if all(factors) and not product:
             yield Note("", [network.name(f)], f" makes 0 of other numbers: {remedies.CHECK_MASK}.")
-    for f in (f for f in network.graph.functions if f.info.type_name.endswith(_ERRORS)):
+    # Functions whose outputs a training makes smaller.
+    errors = ("AbsoluteError", "CrossEntropy", "HuberLoss", "SquaredError")
+    for f in (f for f in network.graph.functions if f.info.type_name.endswith(errors)):
         seen = [s.gradients.get(hash(f.outputs[0])) for s in sights]
         if all(g and -g.sum > 0.999 * g.count * g.abs_max > 0.0 for g in seen):
-            end = (
-                " gets larger by training, as its gradient is below 0. Unless that is meant, check the signs."
-            )
-            yield Note("", [network.name(f)], end)
+            end = " gets larger by training, as its gradient is below 0."
+            yield Note("", [network.name(f)], f"{end} Unless that is meant, check the signs.")
     fixed = [f for f in network.graph.functions if f.info.args.get("batch_stat") is False]
     new = [f for f in fixed if not f.inputs[3].d.any() and (f.inputs[4].d == 1.0).all()]
     if new:
@@ -84,7 +72,7 @@ def notes(examined: Subject, network: Network, sights: Sequence[Sight]) -> Itera
         if x is not None and x.ndim > 2:
             is_lost = np.abs(x.reshape(-1, x.shape[-1])) < stored.smallest_subnormal / 2.0
             middle, deviation = float(x.mean()), float(x.std())
-            if _EQUAL * abs(middle) < deviation < _FLAT * abs(middle):
+            if 1e-6 * abs(middle) < deviation < 0.01 * abs(middle):
                 end = f" differ by {deviation:.2g} from {middle:.3g}, their mean: {remedies.NORMALISE_DATA}."
                 yield Note("Numbers of ", [network.called(v)], end)
             columns = is_lost.all(axis=0) & (x.reshape(is_lost.shape) != 0.0).any(axis=0)
@@ -106,43 +94,41 @@ def _of(f: Any, network: Network, fed: Fed) -> Iterator[str]:
         yield f"applies a {before.lower()} to the output of one: give it the scores"
     if (before, kind) == ("Sigmoid", "SoftmaxCrossEntropy"):
         yield "reads the output of a sigmoid, which is from 0 to 1: give it the scores"
-    if kind == "Dropout" and args["p"] >= _DROPS:
+    if kind == "Dropout" and args["p"] >= 0.95:
         yield f"drops {args['p']:.0%} of all numbers: {remedies.DROPOUT}"
     # Of a square, such as of pairs of images and texts, both axes are of samples.
     is_square = len({*f.inputs[0].shape}) < 2 or f.inputs[0].ndim != 2
     if kind in _SOFTMAX and args["axis"] == 0 and network.nodes[hash(f)].loss_section and not is_square:
         yield "normalises over the first axis, which is that of samples: choose the axis of classes"
     scores: Any = remedies.origin(f.inputs[0])
-    is_of_maps = kind in _SOFTMAX and remedies.is_a(scores, *_MAPS)
-    if (
-        is_of_maps
-        and args["axis"] not in (1, 1 - f.inputs[0].ndim)
-        and not scores.info.args.get("channel_last")
-    ):
-        yield f"normalises over axis {args['axis']}, where {network.name(scores)} has channels in axis 1"
-    if first is not None and _has_weights(f, network) and _HELD < np.abs(first).max() < _SMALL:
-        yield f"reads numbers up to {np.abs(first).max():.2g} only: {remedies.NORMALISE_DATA}"
-    if first is not None and kind in _GATED and np.abs(first).max() > _LARGE:
-        size = f"{np.abs(first).max():.3g}"
-        yield f"reads numbers up to {size}, which saturate its gates: {remedies.NORMALISE_DATA}"
+    if kind in _SOFTMAX and remedies.is_a(scores, "Convolution", "Deconvolution"):
+        is_of_channels = scores.info.args.get("channel_last") or args["axis"] in (1, 1 - f.inputs[0].ndim)
+        if not is_of_channels:
+            yield f"normalises over axis {args['axis']}, where {network.name(scores)} has channels in axis 1"
+    if first is not None and first.size:
+        amax = np.abs(first).max()
+        # Smaller numbers are those that a format may lose.
+        if 1e-7 < amax < 0.02 and _has_weights(f, network):
+            yield f"reads numbers up to {amax:.2g} only: {remedies.NORMALISE_DATA}"
+        if amax > 20.0 and kind in ("GRU", "LSTM", "RNN"):
+            yield f"reads numbers up to {amax:.3g}, which saturate its gates: {remedies.NORMALISE_DATA}"
     if targets is None:
         return
     least, most = targets.min(), targets.max()
     if kind in _PROBABILITIES and (least < 0.0 or most > 1.0):
         yield f"reads targets from {least:g} to {most:g}, where they must be from 0 to 1"
-    # Of a contrast, the first of several concatenated scores is that of the right pair.
-    is_contrast = remedies.is_a(remedies.origin(f.inputs[0]), "Concatenate")
-    is_multi_label = kind in _PROBABILITIES and targets.ndim == 3 and targets.shape[-1] > 1 and most == 0.0
-    if is_multi_label:
+    if kind in _PROBABILITIES and targets.ndim == 3 and targets.shape[-1] > 1 and most == 0.0:
         yield f"reads targets that are all 0: {remedies.LABELS}"
     by_batch = targets.reshape(len(targets), -1)
-    is_one = by_batch.size > _FEW and by_batch.shape[1] > 1 and (by_batch == by_batch[:, :1]).all()
-    if kind in _OF_LABELS and is_one and least >= 0.0 and not is_contrast:
+    is_one = by_batch.size > 16 and by_batch.shape[1] > 1 and (by_batch == by_batch[:, :1]).all()
+    reads_labels = kind in ("CategoricalCrossEntropy", "SoftmaxCrossEntropy")
+    # Of a contrast, the first of several concatenated scores is that of the right pair.
+    if reads_labels and is_one and least >= 0.0 and not remedies.is_a(scores, "Concatenate"):
         label = f"the label {least:g} of all samples" if least == most else "a single label in each batch"
         yield f"reads {label}: {remedies.LABELS}"
     if kind in DIFFERENCES:
         low, high = _RANGES.get(before, (-math.inf, math.inf))
-        if np.mean((targets < low) | (targets > high)) > _MOST:
+        if np.mean((targets < low) | (targets > high)) > 0.5:
             yield f"compares numbers from {low:g} to {high:g} with targets from {least:.3g} to {most:.3g}"
         count = max(f.outputs[0].shape, default=0)
         if count > 1 and {v.shape for v in f.inputs} == {(count, 1), (1, count)}:

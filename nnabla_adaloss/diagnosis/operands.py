@@ -185,6 +185,12 @@ class Operands:
             return Growth(clause, self.network.parameters([largest]), remedies.SMALLER_START)
         return growth
 
+    def shrunk(self, f: Any) -> Growth:
+        """Operand that shrinks numbers up to `f`, from the largest ones on; none for a leaf."""
+        steps = self.steps(f)
+        start = max(range(len(steps)), key=lambda i: steps[i].before, default=0)
+        return self.growth(steps[start:], "numbers", shrinks=True)
+
     def steps(self, f: Any, *, trained: bool = False) -> List[Step]:
         """Functions up to `f`, along the largest inputs, if `trained`, of those with a gradient."""
         steps: List[Step] = []

@@ -21,8 +21,6 @@ from ..kernels import Kernels
 from ..undo import ArraySnapshot
 
 _TWISTER_BYTES = 625 * 8  # size of C++'s Mersenne Twister: 624 words of 8 bytes and a position
-_MANAGER = "_ZN4nbla16SingletonManager3getINS_13RandomManagerEEEPT_v"
-_GENERATOR = "_ZN4nbla13RandomManager18get_rand_generatorEv"
 
 
 @contextmanager
@@ -92,7 +90,8 @@ def _functions_generator() -> Optional[int]:
     """Address of the generator of nnabla's functions, which has no name in Python; None if not found."""
     try:
         library = ctypes.CDLL(str(Path(nn.__file__).parent / "libnnabla.so"))
-        manager, generator = library[_MANAGER], library[_GENERATOR]
+        manager = library["_ZN4nbla16SingletonManager3getINS_13RandomManagerEEEPT_v"]
+        generator = library["_ZN4nbla13RandomManager18get_rand_generatorEv"]
     except (OSError, AttributeError):
         return None
     manager.restype = generator.restype = ctypes.c_void_p

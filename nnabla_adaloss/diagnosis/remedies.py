@@ -139,20 +139,16 @@ OF_SCORES = "use F.{0}_cross_entropy of the scores, without a {0} before it"
 INSIDE_ROOT = "add a number inside the root: (F.sum(x ** 2) + 2**-14) ** 0.5"
 BELOW_ONE = "clip what it reads below 1 and above -1, such as by F.clip_by_value(x, -0.999, 0.999)"
 BOUND_EXP = "bound what it reads, such as by F.minimum_scalar(x, 10.0)"
-EXP = f"subtract the maximum, or {BOUND_EXP}"
 SOFTMAX = "use F.softmax, which subtracts the largest number first"
 LOG_SOFTMAX = "subtract the maximum first, as F.log_softmax does"
 NORMALISE_DATA = "normalise the data"
 MEAN_LOSS = "Add up means rather than sums"
-MEAN = "use F.mean, or sum less at a time"
 SHIFTS = (SMALLER_BIAS, SMALLER_CONSTANT, NORMALISE_DATA)  # remedies for a shift of all numbers
-DIVIDE_EARLIER = "divide an operand before the product, not the result after it"
-MULTIPLY_EARLIER = "multiply by the factor before numbers become large"
 
 # By function; for numbers that are too large, and for others.
 _TOO_LARGE = {
     **dict.fromkeys(("Div2", "RDivScalar", "Pow2"), AWAY),
-    "Sum": MEAN,
+    "Sum": "use F.mean, or sum less at a time",
     **dict.fromkeys(("BatchInv", "BatchLogdet"), IDENTITY),
     "Constant": CONSTANT,
 }
@@ -166,7 +162,10 @@ _UNDEFINED = {
     "NormNormalization": AWAY,
 }
 # Where it is unknown which operand makes numbers large.
-_SIZES = {"Exp": EXP, "BatchMatmul": DIVIDE_EARLIER}
+_SIZES = {
+    "Exp": f"subtract the maximum, or {BOUND_EXP}",
+    "BatchMatmul": "divide an operand before the product, not the result after it",
+}
 _IMPRECISE = {
     "KLMultinomial": "apply F.softmax to the scores first",
     **dict.fromkeys(("Sin", "Cos"), PERIOD),
@@ -202,7 +201,7 @@ def of(f: Any, known: str = "", *, too_large: bool = False) -> str:
         is_variance = is_a(first, "Mean", "Sum") and is_a(second, "PowScalar", "Mul2", "Square")
         return VARIANCE if is_variance else DIFFERENCE
     if kind == "MulScalar" and abs(f.info.args["val"]) < 1.0:
-        return MULTIPLY_EARLIER
+        return "multiply by the factor before numbers become large"
     if kind.endswith("Normalization") and kind != "NormNormalization" and not too_large:
         return SUBTRACT_MEAN
     if kind == "PowScalar" and f.info.args["val"] < (0.0 if too_large else 1.0):

@@ -14,8 +14,6 @@ from .causes import Note
 from .passes import Gradients
 from .target import Network
 
-_MANY = 0.6  # share of a layer's units without a gradient from which they are reported without a reason
-
 
 class Units:
     """Units of products with parameters that a gradient reaches, over the batches so far."""
@@ -46,7 +44,8 @@ class Units:
             names = {self._network.name(g) for g in (f, *readers)}
             if dead.any() and not dead.all() and names.isdisjoint(told):
                 why, remedy = self._reason(f, readers, dead)
-                if remedy != remedies.NO_UNIT or np.mean(dead) >= _MANY:
+                # Without a reason, only many are reported.
+                if remedy != remedies.NO_UNIT or np.mean(dead) >= 0.6:
                     end = f" learns nothing in {np.count_nonzero(dead)} of {dead.size} units, {why}. "
                     yield Note("", [self._network.name(f)], f"{end}{remedy[0].upper()}{remedy[1:]}.")
 

@@ -127,12 +127,12 @@ _IN_WORDS = {
 }
 
 
-# Causes with kept gradients but without learning, in parameters or in steps; for others no loss scale helps.
-_UNTRAINED = ("untrained", "empty_solver", "on_gradients")
-_STEPS = ("learning_rate", "epsilon", "small_steps", "solver", "weight_decay")
+# Causes in data, and those with kept gradients but without learning; for others no loss scale helps.
+_IN_DATA = "index_beyond unfed zero_input zero_loss"
+_UNTRAINED = "untrained empty_solver on_gradients learning_rate epsilon small_steps solver weight_decay"
 _HEADLINES = {
-    **dict.fromkeys(("index_beyond", "unfed", "zero_input", "zero_loss"), "Nothing can be said"),
-    **dict.fromkeys((*_UNTRAINED, *_STEPS), "Nothing is learned"),
+    **dict.fromkeys(_IN_DATA.split(), "Nothing can be said"),
+    **dict.fromkeys(_UNTRAINED.split(), "Nothing is learned"),
 }
 
 

@@ -47,17 +47,13 @@ class Sight:
         # Numbers of NaNs and of positive infinities in each nonfinite array.
         self.nans: Dict[int, int] = {}
         self.infinities: Dict[int, int] = {}
-        # Number of inputs that a function is not defined for: negative ones, or fractions as indices.
-        self.undefined: Dict[int, int] = {}
+        self.undefined: Dict[int, int] = {}  # inputs that a function is not defined for: negative, fractions
         self.largest_index: Dict[int, float] = {}  # largest index that a function reads
-        # Number of probabilities that a function reads, by key, that are below 0 or above 1.
-        self.improbable: Dict[int, int] = {}
-        # As stored: number of indices that storage changes, by function.
-        self.wrong_indices: Dict[int, int] = {}
-        # As stored: sums that are equal to one of two nonzero numbers, by key, if most are.
-        self.absorbing: Set[int] = set()
-        # First function in backward that makes a gradient nonfinite: all before it were finite.
-        self.breaks: Any = None
+        self.improbable: Dict[int, int] = {}  # probabilities that are below 0 or above 1
+        # As stored.
+        self.wrong_indices: Dict[int, int] = {}  # indices that storage changes, by function
+        self.absorbing: Set[int] = set()  # sums of which most are equal to one of two nonzero numbers
+        self.breaks: Any = None  # first function in backward that makes a gradient nonfinite
         self._last: Any = None
         # Share of each activation's outputs (of a softmax, of its rows) with next to no derivative.
         self.flat: Dict[int, float] = {}
