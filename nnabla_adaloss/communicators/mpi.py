@@ -309,7 +309,7 @@ class MPICommunicator:
     def _exchange(
         self, operation: str, group: str = "world", entries: Iterable[Hashable] = (), **options: Hashable
     ) -> Iterator[ProcessGroup]:
-        """Watch a block that begins once all members of a group have made an equal call."""
+        """Run a block once all members of a group have made an equal call, and watch both."""
         members = self._group(group)
         self._exchanges += 1
         with self._watchdog.watch(partial(self._describe, operation, members.ranks)):

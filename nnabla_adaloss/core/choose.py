@@ -28,7 +28,7 @@ whose gradient is not linear. In backward order, with S the scale that the gradi
                 the gradient of a leaf would underflow
     spare     : 2^12 for float16: gradients that far below their limit keep their bits, too; 2^20 where
                 the copy would lose nearly all bits otherwise
-    inactive  : with a loss weight of 0, c limits nothing, and has its successor's scale: alpha is 1
+    inactive  : with a loss weight of 0, c limits nothing, and has its successors' largest scale
 
 All functions here are pure.
 """
@@ -292,7 +292,7 @@ def _set_inactive(
     for edge in edges:
         scales[edge.predecessor] = 0.0
     before: List[float] = []
-    while scales != before:  # they only increase, to present values, so the loop terminates
+    while scales != before:  # ends, as they only increase, to values that are in the list already
         before = [*scales]
         for edge in edges:
             scales[edge.predecessor] = max(scales[edge.predecessor], scales[edge.successor])

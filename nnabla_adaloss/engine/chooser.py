@@ -114,7 +114,7 @@ class Chooser:
         *,
         split: bool,  # True: no components are merged
     ) -> Tuple[ScaleSchedule, Any]:
-        """Choose the schedule of a pass within limits; return it with its origin, as in `Chosen`."""
+        """Choose the schedule of a pass within limits; return it with the inputs of the choice."""
         components, given_scale, loss_weights = prepared.components, request.given_scale, request.loss_weights
         method_alpha = self.method_alphas.alpha_function(
             prepared, request.iteration, loss_weights, s0_measured=given_scale is None
@@ -125,14 +125,14 @@ class Chooser:
             # All scales are S0, whatever was measured.
             limits = limits._replace(limits=[None] * len(loss_weights))
         # The last choice for these loss weights, used again if this one would be equal, as its steps are
-        # planned already. Not for a rerun, nor if it has the nodes of another graph.
+        # planned already. Not for a rerun, whose limits are new, nor if it has the nodes of another graph.
         last = None if request.rerun else prepared.schedules.chosen.get(loss_weights)
         if last is not None and last.schedule.nodes is not prepared.plan.nodes:
             last = None
         origin: Any = None
         if method_alpha is None:
-            # Usually the choice would be the same. Amaxes matter only if some limit is unknown, except that
-            # of the loss (first), which always is if the loss is a scalar.
+            # Usually the choice would be the same. Amaxes matter only if a limit is None. That of the root,
+            # the first, always is if the loss is a scalar, and does not count.
             unit_amaxes = limits.unit_amaxes if None in limits.limits[1:] else ()
             origin = limits._replace(unit_amaxes=unit_amaxes), given_scale, request.seeded, split
             if last is not None and last.origin == origin:

@@ -166,7 +166,7 @@ class LatestStatistics:
         self._data.update(zip(map(self._key, unmeasured_data), tickets[len(unmeasured) :]))
 
     def measure_weights(self, positions: Sequence[int]) -> None:
-        """Start measuring weights after an update, before they are rounded; known after the next pass."""
+        """Start measuring weights after an update, before the next forward rounds them to half."""
         if not positions:
             return
         tickets = self._measurements.measure(self._readable(positions))

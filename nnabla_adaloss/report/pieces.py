@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pieces of a page: numbers, tables, pictures over iterations. All arguments are escaped."""
+"""Pieces of a page: numbers, tables, pictures over iterations. Text is escaped; contents in HTML are not."""
 
 from __future__ import annotations
 

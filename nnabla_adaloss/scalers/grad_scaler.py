@@ -319,12 +319,16 @@ class GradScaler:
 
     @property
     def has_begun(self) -> bool:
-        """True if `backward` was called since the last `update`, or `forward` of a loss that writes state."""
-        forwarded = [scaling for scaling in self.engines if hash(scaling.variable) in self._forwarded]
-        return bool(self._used) or any(
-            {*one.plan.state_leaves.values()} - {None} or shared_memory_of(one.graph, one.plan).find()[1]
-            for one in forwarded
-        )
+        """True within an iteration, of which no checkpoint is saved: `backward` has run since the last `update`,
+        or this scaler's `forward` of a loss that writes state.
+        """
+        for scaling in self.engines:
+            if hash(scaling.variable) in self._forwarded:
+                writers = {*scaling.plan.state_leaves.values()} - {None}
+                _, carried = shared_memory_of(scaling.graph, scaling.plan).find()
+                if writers or carried:
+                    return True
+        return bool(self._used)
 
     def scaling(self, loss: LossLike) -> AdaptiveLossScaling:
         """Engine of a loss: `loss_scale`, `layer_scales`, `plan`, ... of its last backward."""

@@ -152,7 +152,10 @@ class ForwardState:
 
 
 class BatchGuard:
-    """Undoes a batch, or the window of all since `begin`; each calls `begin_batch` and `before_backward`."""
+    """Undoes a batch, or the window of all since `begin`.
+
+    For each batch the engine calls `begin_batch`, and `before_backward` after its forward.
+    """
 
     def __init__(
         self,
@@ -163,11 +166,13 @@ class BatchGuard:
         # Losses of one network may share the state that their forward passes write.
         self.state = state or ForwardState(kernels)
         self._graph = graph
-        # True for the first batch of the window; the state at the start of a later one.
+        # True for the first batch of the window.
         self._first = True
+        # State at the start of a later batch.
         self._start: Moment = {}
         # Gradients at the start of the window (True), and of a later batch (False), if they are saved.
         self._gradients = {first: ArraySnapshot(kernels) for first in (True, False)}
+        # True if gradients are to be saved for this batch; and if they were, so that it can be undone.
         self._saves_gradients = self.can_undo_batch = False
 
     def begin(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loss scale from moments of normally distributed gradients, or lognormally without a weight.
+"""Loss scale from moments of normally distributed gradients, or of lognormal ones without a weight.
 
 The formulas are those of `get_loss_scale_by_approx_range`; p is `n_uf_threshold`.
 """

@@ -2,7 +2,7 @@
 """Backward pass of most iterations: nnabla's own, without hooks.
 
 A call follows a function only if gradients are multiplied after it, or if several functions add to one leaf
-and each contribution is rounded.
+and their contributions are rounded, or have other scales than one power of two.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class HooklessPass:
     ) -> None:
         self._prepared, self._schedule, self._slice = prepared, decision.schedule, decision.slice
         self._inputs, self._steps = inputs, steps
-        # Leaves for `LeafGradients`; if all masters are zero, as usual, most are in lists instead.
+        # First contributions to leaves for `LeafGradients`. If all masters (the leaves' fp32 gradients) are
+        # zero, as usual, nnabla may write them: most leaves are in lists instead.
         self._lists: List[LeafList] = []
         self._one_by_one: Sequence[Contribution] = steps.leaves
         if inputs.all_zero:
