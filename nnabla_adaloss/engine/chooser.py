@@ -131,7 +131,7 @@ class Chooser:
             last = None
         origin: Any = None
         if method_alpha is None:
-            # Usually the choice would be the same. Amaxes matter only if a limit is None. That of the root,
+            # Usually the choice would be the same. Amaxes matter only if a limit is None; that of the root,
             # the first, always is if the loss is a scalar, and does not count.
             unit_amaxes = limits.unit_amaxes if None in limits.limits[1:] else ()
             origin = limits._replace(unit_amaxes=unit_amaxes), given_scale, request.seeded, split

@@ -319,8 +319,8 @@ class GradScaler:
 
     @property
     def has_begun(self) -> bool:
-        """True within an iteration, of which no checkpoint is saved: `backward` has run since the last `update`,
-        or this scaler's `forward` of a loss that writes state.
+        """True within an iteration, of which no checkpoint is saved: `backward` has run since the last
+        `update`, or this scaler's `forward` of a loss that writes state.
         """
         for scaling in self.engines:
             if hash(scaling.variable) in self._forwarded:
