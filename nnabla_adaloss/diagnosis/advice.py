@@ -19,8 +19,7 @@ from .passes import Passes, StorageEffect, Tally, layers_of
 from .target import Subject, input_name
 
 _HARMLESS = 0.1  # harmless relative error of a network's weight gradients from storing one layer
-# Likewise from storing all layers as advised: rounding errors accumulate, but usually cancel over batches.
-_TOGETHER = 0.3
+_TOGETHER = 0.3  # likewise of all layers as advised: errors accumulate, but usually cancel over batches
 _LOST = 0.1  # share of a layer's gradients, or of its data, that may become 0
 
 
@@ -145,8 +144,7 @@ class _Trials:
         self._network = network
         self._layers = layers_of(network.graph, network.plan)
         self._passes = Passes(self._layers)
-        # Uses of one parameter count as one layer, as it is stored once.
-        self._uses: Dict[str, List[str]] = {}
+        self._uses: Dict[str, List[str]] = {}  # uses of one parameter are one layer: it is stored once
         for layer in self._layers:
             self._uses.setdefault(layer.name.partition("#")[0], []).append(layer.name)
         self._repeated = {name for name, uses in self._uses.items() if len(uses) > 1}

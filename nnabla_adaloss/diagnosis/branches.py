@@ -18,8 +18,6 @@ from .target import input_name
 from .watching import largest
 
 _SHRINKS = 1e3  # factor by which a function makes a gradient smaller by far
-# Functions that make a gradient small because of the numbers that they read.
-_SATURATING = ("Exp", "Sigmoid", "SoftPlus", "Tanh")
 
 
 class Branches(Batches):
@@ -117,10 +115,11 @@ class Branches(Batches):
                 most, remedy = arriving / left, remedies.CLIP_LESS * f.info.type_name.startswith("ClipGrad")
                 if remedies.is_a(f, "MulScalar", "Mul2", "Div2") and f.outputs[0].size > 1:
                     remedy = remedies.LARGER_FACTOR
-                growth = Operands(network, self._sights[0]).grown(f)
-                if remedies.is_a(f, *_SATURATING):
-                    remedy = growth.remedy or remedies.SATURATED
-                clause = growth.clause * remedies.is_a(f, *_SATURATING)
+                clause = ""
+                # Others make a gradient small whatever they read.
+                if remedies.is_a(f, "Exp", "Sigmoid", "SoftPlus", "Tanh"):
+                    growth = Operands(network, self._sights[0]).grown(f)
+                    clause, remedy = growth.clause, growth.remedy or remedies.SATURATED
                 found = f"; {network.listed([f])} leaves {left:.1e} of {arriving:.1e}{clause}", remedy
         reads, operands = layer.inputs[0], Operands(network, self._sights[0])
         if not found[0] and is_matrix_product(layer.info.type_name) and self.largest(reads) < 1e-6:

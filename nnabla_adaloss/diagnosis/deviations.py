@@ -16,13 +16,8 @@ from .operands import CONSTANTS, GROWN, NOT_ZERO, Growth, Operands, repeated
 from .target import scope_of
 from .watching import INDICES
 
-_DEVIATES = 0.25  # relative change of an array, or of the loss, from which storage has corrupted it
-_LOSS_DEVIATES = 0.02
-# Relative change that one function causes of inputs that have changed by far less.
-_JUMPS, _TIMES = 0.1, 8.0
-# Share of an input's numbers that become 0 from which all do, and of other numbers from which it is reported.
-_ALL = 0.99
-_LOST = 0.1
+_DEVIATES = 0.25  # relative change of an array from which storage has corrupted it
+_LOST = 0.1  # share of numbers that become 0 from which it is reported
 # Functions through which a factor is one of the loss, or of a part of it.
 _ADDING = {"Add2", "AddN", "AddScalar", "Mean", "MulScalar", "Sub2", "Sum"}
 
@@ -67,7 +62,7 @@ class Deviations(Operands):
             )
             yield Note("", [network.name(sums[0])], f"{end}behind it: {remedies.SMALL_TERMS}.")
         for v in network.graph.leaves.values():
-            if hash(v) not in network.names and self.vanished(v) > _ALL * v.size:
+            if hash(v) not in network.names and self.vanished(v) > 0.99 * v.size:
                 end = f", which becomes 0 in {network.format(v).name}: {remedies.SCALE_DATA}."
                 yield Note("No layer sees ", [network.called(v)], end)
 
@@ -129,7 +124,7 @@ class Deviations(Operands):
         layers = [f for f in network.graph.functions if network.name(f) in damaged]
         behind = set(map(hash, network.behind(hash(v) for f in layers for v in f.outputs)))
         for f in reversed(network.graph.functions):
-            leads.update(hash(v) for v in f.outputs if v.size == 1 and error_of(v) > _LOSS_DEVIATES)
+            leads.update(hash(v) for v in f.outputs if v.size == 1 and error_of(v) > 0.02)
             changed = not leads.isdisjoint(map(hash, f.outputs))
             # A factor that becomes 0 makes the other one's gradient 0.
             factors = f.inputs if f.info.type_name == "Mul2" and hash(f) in behind else ()
@@ -148,7 +143,7 @@ class Deviations(Operands):
             # An error too small to follow from the loss: the first function that multiplies it.
             for f in (f for f in network.graph.functions if hash(f) in behind):
                 error = max(map(error_of, f.outputs))
-                if error > _JUMPS and all(_TIMES * error_of(v) < error for v in f.inputs):
+                if error > 0.1 and all(8.0 * error_of(v) < error for v in f.inputs):
                     return self._begins(f, f.outputs[0])
             return None
         origins.sort(key=lambda one: network.graph.numbers[hash(one[0])])

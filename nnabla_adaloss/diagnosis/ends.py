@@ -18,17 +18,12 @@ from .operands import Operands
 from .target import DIFFERENCES, NORMALIZATIONS, Network
 from .watching import INDICES, Sight, largest
 
-# An activation is saturated if more than this share of its outputs is in its flat part, in every batch.
-_MOST = 0.5
+_MOST = 0.5  # share of outputs in the flat part, in every batch, from which an activation is saturated
 
 _RECTIFIERS = {"CReLU", "GELU", "Mish", "ReLU", "ReLU6", "SoftPlus", "Swish"}
 _BOUNDS = {"Maximum2", "MaximumScalar", "Minimum2", "MinimumScalar"}
 _BOUNDS |= {"FixedPointQuantize", "HardSigmoid", "HardTanh", "ReLU6"}
-# Functions that may round all numbers to 0.
-_ROUNDS = {"Floor", "FixedPointQuantize", "MinMaxQuantize", "Pow2Quantize", "Round"}
 _SATURATES = {*_BOUNDS, "Exp", "Sigmoid", "Softmax", "SoftPlus", "Tanh"}
-# Functions that hand the gradient on to some of their numbers.
-_CHOOSING = {"Max", "MaxPooling", "Maximum2", "Min", "Minimum2", "TopKData"}
 # Functions that end no gradient by themselves.
 _HANDS_ON = {"Add2", "AddScalar", "Broadcast", "Mean", "MulScalar", "Reshape", "Sub2", "Sum", "Transpose"}
 _METRICS = {"BinaryError", "TopNError"}  # functions that count errors
@@ -349,7 +344,8 @@ class Ends(Batches):
         if is_closed and not Operands(self._network, self._sights[0]).grown(f, trained=True).remedy:
             what = "a mask leaves it a single place in each row, so that all its outputs are the same"
             return cause("constant_softmax", what, remedies.CHECK_MASK)
-        if kind in _ROUNDS and not any(map(self.largest, f.outputs)):
+        rounds = "Floor", "FixedPointQuantize", "MinMaxQuantize", "Pow2Quantize", "Round"
+        if kind in rounds and not any(map(self.largest, f.outputs)):
             what = f"it rounds all numbers to 0, which reach {self.largest(f.inputs[0]):.2g}"
             return cause("rounded", what, remedies.STEP)
         # A function that hands on all that it gets.
@@ -376,7 +372,8 @@ class Ends(Batches):
                 return cause("zero_weights", what, remedies.INITIALISE, v)
         what, remedy = "it passes no gradient on", remedies.NO_GRADIENT
         behind = network.behind(map(hash, f.outputs))
-        choosing = next((g for g in behind if g.info.type_name in _CHOOSING), None)
+        chooses = "Max", "MaxPooling", "Maximum2", "Min", "Minimum2", "TopKData"
+        choosing = next((g for g in behind if remedies.is_a(g, *chooses)), None)
         if kind in _METRICS:
             remedy = remedies.CROSS_ENTROPY
         elif kind.startswith("ClipGrad"):

@@ -16,8 +16,6 @@ from .operands import CONSTANTS, DIVISIONS, FLOOR, GROWN, NOT_ZERO, Growth, Oper
 from .watching import INDICES, PROBABILITIES
 
 SOFTMAX = {"Softmax", "LogSoftmax"}
-# Functions of a probability that can be 0, too.
-_COMPLEMENTS = ("RSubScalar", "AddScalar", "MulScalar", "Reshape", "Slice", "Broadcast", "Mean", "Sum")
 
 
 class Finiteness(Operands):
@@ -191,7 +189,9 @@ class Finiteness(Operands):
     def _of_zeros(self, f: Any) -> Growth:
         """Operand that saturates the probabilities that a function reads as 0."""
         v = f.inputs[NOT_ZERO[f.info.type_name]]
-        g = remedies.origin(v, _COMPLEMENTS) if self.zeros(v) else None
+        # Functions of a probability that can be 0, too.
+        passing = "RSubScalar", "AddScalar", "MulScalar", "Reshape", "Slice", "Broadcast", "Mean", "Sum"
+        g = remedies.origin(v, passing) if self.zeros(v) else None
         growth = self.grown(g) if remedies.is_a(g, "Sigmoid", "Softmax", "SoftPlus", "Tanh") else Growth()
         return growth if growth.remedy in remedies.SHIFTS else Growth()
 

@@ -21,8 +21,7 @@ GROWN = 8.0  # factor of growth by weights from which it is reported
 FLOOR = 2.0**-13  # numbers below are changed by a floor that a remedy names
 NOT_ZERO = {"Log": 0, "PowScalar": 0, "Pow2": 0, "Div2": 1, "RDivScalar": 0}  # input that must not be 0
 DIVISIONS = {"Div2", "RDivScalar"}
-# Functions with a constant that may keep numbers away from 0.
-CONSTANTS = {"AddScalar", "MaximumScalar", "Constant"}
+CONSTANTS = {"AddScalar", "MaximumScalar", "Constant"}  # their constant may keep numbers away from 0
 
 
 class Step(NamedTuple):
@@ -247,9 +246,8 @@ class Operands:
             if shrinks:
                 return Growth(told, names, remedies.VANISHING if names else remedies.TOO_SMALL)
             by_weights = sum(sum(logs) for (_, name, _), logs in uses.items() if name)
-            return Growth(
-                told, names, remedies.EXPLODING if by_weights > total / 2.0 else remedies.UNWEIGHTED
-            )
+            remedy = remedies.EXPLODING if by_weights > total / 2.0 else remedies.UNWEIGHTED
+            return Growth(told, names, remedy)
         makes = f"makes {noun} {math.exp(sum(grown) / len(grown)):.2g} times {size}"
         if len(grown) > 1:
             makes = f"is applied {len(grown)} times, and {makes} each time"

@@ -30,8 +30,7 @@ Forward = Callable[[], None]
 Gradients = Dict[int, NDArray[Any]]
 """Gradients of outputs and weights of layers, by key, as a pass has stored them, divided by their scales."""
 
-# Size of a bias' gradient beside that of its layer's weight below which it is a sum that cancels.
-_CANCELLED = 0.01
+_CANCELLED = 0.01  # size of a bias' gradient beside its weight's below which it is a sum that cancels
 _REPEATS = 19  # limit of repeats of a batch until its scales fit
 TOLERANCE = 0.05  # harmless relative error of a weight gradient
 _BEGINS = 0.5  # share of a layer's loss that its origin must lose

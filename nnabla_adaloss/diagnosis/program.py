@@ -74,9 +74,8 @@ def load_program(place: str) -> Tuple[Any, Optional[Feeder]]:
     path = Path(file)
     if not path.is_file():
         similar = difflib.get_close_matches(path.stem, [near.stem for near in path.parent.glob("*.py")], 1)
-        raise ProgramError(
-            f"the file {file} is missing" + "".join(f"; did you mean {stem}.py?" for stem in similar)
-        )
+        hint = "".join(f"; did you mean {stem}.py?" for stem in similar)
+        raise ProgramError(f"the file {file} is missing{hint}")
     if not name:
         raise ProgramError(f"{place!r} does not say which function: write FILE.py:function")
     module = _run(path)
@@ -89,9 +88,8 @@ def load_program(place: str) -> Tuple[Any, Optional[Feeder]]:
     parameters = inspect.signature(function).parameters.values()
     needed = [p.name for p in parameters if p.default is p.empty and p.kind not in optional]
     if needed:
-        raise ProgramError(
-            f"{place} needs arguments ({', '.join(needed)}): write a function without any that calls it"
-        )
+        names = ", ".join(needed)
+        raise ProgramError(f"{place} needs arguments ({names}): write a function without any that calls it")
     with _own_code(path, f"{place} raised"):
         returned = function()
     loss, feeder, *_ = returned if isinstance(returned, tuple) and returned[1:] else (returned, None)

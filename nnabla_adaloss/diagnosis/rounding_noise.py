@@ -26,7 +26,6 @@ from .watching import Sight, largest
 # rounding errors.
 _FINER, _NOISE, _AMPLIFIED = Format.ieee("finer", exponent_bits=8, mantissa_bits=21), 0.25, 1e-4
 _EXACT = Format.ieee("exact", exponent_bits=8, mantissa_bits=22)
-_TIMES = 16.0  # rounding errors of a bias are not so many times as large as those of its weights
 # Functions that add up or subtract, and those that hand on what is the same for all numbers.
 _SUMS = {"Add2", "AddScalar", "AveragePooling", "GlobalAveragePooling", "Mean", "RSubScalar", "Sub2", "Sum"}
 _LINEAR = {*PRODUCTS, "Add2", "AddScalar", "Broadcast", "BroadcastTo", "MulScalar", "Reshape", "Transpose"}
@@ -45,8 +44,7 @@ class RoundingNoise:
         self.exact: LossLike = FormatEmulation(loss, _EXACT) if examined.carries_state else loss
         self._finely = Tally(key for layer in layers for key in layer.weights)
         self._amplifies = False
-        # Keys of parameters whose gradients are rounding errors; known after all batches.
-        self.gradients: Set[int] = set()
+        self.gradients: Set[int] = set()  # parameters whose gradients are rounding errors, after all batches
         self._sights: Sequence[Sight] = ()
         self.functions: List[Any] = []  # functions on the gradient's way whose numbers are rounding errors
 
@@ -75,7 +73,7 @@ class RoundingNoise:
             of_weights = {key: sizes[key] for key, v in layer.weights.items() if v.ndim > 1}
             if of_weights.keys() <= self.gradients:
                 # A much larger gradient is no error.
-                most = _TIMES * max(of_weights.values(), default=0.0)
+                most = 16.0 * max(of_weights.values(), default=0.0)
                 self.gradients |= {key for key, size in sizes.items() if size <= most}
 
     def cause_in_forward(self, spoils: Sequence[str]) -> Cause:

@@ -22,13 +22,11 @@ from .watching import Sight, largest
 # Clause about the function that makes a layer's gradient small, and a remedy.
 Shrinking = Callable[[str], Tuple[str, str]]
 
-# Solvers whose steps are the gradient times the learning rate.
-_BY_LEARNING_RATE = {"Sgd", "Momentum", "Nesterov", "SgdW"}
+_BY_LEARNING_RATE = {"Sgd", "Momentum", "Nesterov", "SgdW"}  # steps are the gradient times the rate
 _TAKEN = 8  # number of steps: a momentum has grown then
 _SHRUNK = 0.5  # share of all parameters that is left by steps of which a weight decay takes far too much
 _CLIPPED = 1e3  # factor from which `on_gradients` is at fault for small gradients
-# Share of the weights below which any step is noted: a thousand leave 99 % of them as they are.
-_NO_STEP = 1e-5
+_NO_STEP = 1e-5  # share of the weights: a thousand smaller steps leave 99 % of them as they are
 _DECAYED = 0.01  # gradients below this share of the weight decay count as nothing beside it
 
 
@@ -60,8 +58,7 @@ class Steps:
         self._broken: Set[str] = set()  # parameters that the steps make nonfinite
         # Smallest share of all parameters that the steps leave, and the largest of one that a step changes.
         self._left_by_steps, self._share = 1.0, 0.0
-        # Losses before and after a step that makes it larger by far.
-        self._diverging: Tuple[float, float] = (0.0, 0.0)
+        self._diverging: Tuple[float, float] = (0.0, 0.0)  # losses before and after a step that blows it up
 
     def take(self, index: int, in_fp32: Sight) -> None:
         """Take some steps from the gradients of a batch, given by its number."""

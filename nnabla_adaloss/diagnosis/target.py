@@ -84,8 +84,7 @@ class Subject:
         self.kernels = select_kernels(self.loss.parent.context)
         self._count = 1 if feeder is None else batches
         self._batches: List[Dict[int, NDArray[Any]]] = []
-        # Names of parameters that the feeder writes, such as those of a moving average.
-        self.written: Set[str] = set()
+        self.written: Set[str] = set()  # parameters that the feeder writes, such as a moving average's
         # Number of an embedding that is fed an index beyond its table, and this in words: nothing can be run.
         self.beyond: Optional[Tuple[int, str]] = None
 

@@ -20,8 +20,7 @@ from .target import Network
 
 _FLAT = 2.0**-10  # a derivative below this share of the largest one counts as flat
 _FLAT_ERF = -np.log(_FLAT)  # square of a number from which the derivative of erf, exp(-x ** 2), is as flat
-# A larger difference between two passes over the same batch is not due to the order of sums.
-REPEATED = 1e-4
+REPEATED = 1e-4  # a larger difference between two passes over a batch is not due to the order of sums
 _MASKED = 5e3  # scores this far below the largest one of their row count as masked
 _NONE = 0.0, 0.0, 0.0  # error, lost share and lost magnitude of an array that storage has not changed
 _ABSORBED = 0.9  # share of sums from which most are equal to one of their numbers
@@ -55,10 +54,8 @@ class Sight:
         self.absorbing: Set[int] = set()  # sums of which most are equal to one of two nonzero numbers
         self.breaks: Any = None  # first function in backward that makes a gradient nonfinite
         self._last: Any = None
-        # Share of each activation's outputs (of a softmax, of its rows) with next to no derivative.
-        self.flat: Dict[int, float] = {}
-        # Deviation of the rows that a product with a weight reads from their mean, relative to their size.
-        self.variation: Dict[int, float] = {}
+        self.flat: Dict[int, float] = {}  # share of outputs (of a softmax, rows) with next to no derivative
+        self.variation: Dict[int, float] = {}  # deviation of the rows that a product reads, by their size
         self.jumping: List[Any] = []  # functions that sample places on pixels, where their derivative jumps
         self.in_fp32 = in_fp32
         self._deviations: Dict[int, Tuple[float, float, float]] = {}
