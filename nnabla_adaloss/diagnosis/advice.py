@@ -102,11 +102,17 @@ def bits_of(storage: PrecisionLike) -> int:
 
 
 def candidates_of(storage: Sequence[PrecisionLike]) -> List[PrecisionLike]:
-    """Precisions to try, from the fewest bits to the most, float32 last."""
+    """Precisions to try, from the fewest bits to the most, and float32 if none is harmless for sure."""
     if not storage:
         raise ValueError("storage is an empty list: name the formats to be tried")
     found = sorted(storage, key=bits_of)
-    return found if bits_of(found[-1]) >= FLOAT32.bits else [*found, "float32"]
+    return found if any(map(_is_harmless, found)) else [*found, "float32"]
+
+
+def _is_harmless(storage: PrecisionLike) -> bool:
+    """True for a storage of data and gradients in 32 bits, which is not tried."""
+    precision = get_precision(storage)
+    return min(precision.stored_data.bits, precision.stored_gradients.bits) >= FLOAT32.bits
 
 
 def storage_of(layers: Mapping[str, PrecisionLike], repeated: AbstractSet[str]) -> Dict[str, PrecisionLike]:
@@ -187,7 +193,7 @@ class _Trials:
         found: Dict[str, Harm] = {}
         for candidate in candidates:
             precision = get_precision(candidate)
-            if precision.stored_data.bits == FLOAT32.bits:
+            if _is_harmless(candidate):
                 break
             harms = self._try(dict.fromkeys(_patterns_of(name, self._repeated), candidate))
             own = [harms[use] for use in self._uses[name]]

@@ -80,7 +80,9 @@ class Branches(Batches):
             products = (g for g in network.behind(map(hash, f.outputs)) if remedies.is_a(g, "Mul2"))
             is_zero = (g for g in products if not self.largest(g.outputs[0]))
             disjoint = next((g for g in is_zero if all(map(self.largest, g.inputs))), None)
-            if zeros:
+            if len({*ends}) > 1:
+                pass  # each for a reason of its own
+            elif zeros:
                 clause = f", which multiplies by {network.called(zeros[0])}, all 0"
                 remedy = remedies.ZEROS if network.is_input(zeros[0]) else remedies.WHY_ZERO
             elif disjoint is not None:
@@ -88,7 +90,7 @@ class Branches(Batches):
                 remedy = remedies.CHECK_MASK_AND_LABELS
             elif remedies.is_a(f, "EpsilonInsensitiveLoss"):
                 remedy = remedies.SMALLER_MARGIN
-            elif growth.remedy in remedies.SHIFTS and len({*ends}) == 1:
+            elif growth.remedy in remedies.SHIFTS:
                 clause, remedy = growth.clause, growth.remedy
             end = f" in {batches}: none passes {network.listed(ends)}{clause}. "
             yield Note("No gradient gets to ", names, f"{end}Unless other batches reach them, {remedy}.")

@@ -173,7 +173,10 @@ class Ends(Batches):
                 key, cause = known.popitem()
                 both = cause.parameters + own.parameters
                 what = f"{cause.what}, and its outputs meet only zeros again in {listed(own.parameters)}"
-                known[key] = cause._replace(what=what, remedy=remedies.ONE_FACTOR, parameters=both)
+                weights = [v for key, v in network.leaves.items() if v.ndim > 1 and key in network.names]
+                others = {network.names[hash(v)] for v in weights if not self.largest(v)}
+                remedy = remedies.INITIALISE if others - {*both} else remedies.ONE_FACTOR
+                known[key] = cause._replace(what=what, remedy=remedy, parameters=both)
         return known or {hash(f): found[hash(f)]}
 
     def _is_dead(self, f: Any) -> bool:

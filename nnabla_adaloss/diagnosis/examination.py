@@ -234,7 +234,7 @@ class _Examination:
                     break
 
     def _notes(self, tried: bool, layers: Sequence[LayerNumbers], causes: Sequence[Cause]) -> Iterator[Note]:
-        """Describe inputs of zeros, and gradients that are not judged, because passes differ."""
+        """Describe all that is no cause, unless a cause says it; `tried`: no cause ended the examination."""
         if tried:
             yield from inputs.notes(self._examined, self._network, self._in_fp32)
             if not any(cause.kind == "saturated" for cause in causes):
@@ -329,11 +329,12 @@ class _Examination:
         )
 
     def _of_gradients(self, layers: Sequence[LayerNumbers]) -> Iterator[Cause]:
-        """Causes in networks that are finite everywhere in fp32."""
+        """Causes in the order of telling: not finite as stored, ends, noise, storage, untrained, solver."""
         network, noise = self._network, self._noise
         noisy = [n.name for n in layers if n.is_noise]
         learning = [n for n in layers if n.is_judged]
-        # Of 8 bits, errors of a third are usual.
+        # Layers that no scale saves: activations and weights as stored change their gradients, also if these
+        # stay fp32. Of 8 bits, errors of a third are usual.
         damaged = [n.name for n in learning if not n.floor < (USELESS if n.stored.bits <= 8 else COARSE)]
         beyond = self._not_finite(self._as_stored)
         if learning and all(serves(n.effects, Way.ADAPTIVE) for n in learning):
@@ -383,8 +384,9 @@ class _Examination:
 
 
 def _blank_input(network: Network, v: nn.Variable, f: Any) -> Cause:
-    """Cause of an input of zeros that a layer reads, where no layer reads other data."""
-    if v.need_grad:
+    """Cause where all layers read only data that are unfilled or 0: `v` is such a leaf, `f` its reader."""
+    # A leaf that nobody fills and that needs a gradient is an unlinked output.
+    if v.need_grad and hash(v) in network.never_filled:
         what = f"it reads a variable of shape {v.shape} that is unlinked: nothing computes it in forward"
         return Cause("unfed", network.name(f), what, remedies.FORWARD)
     how, remedy = network.emptiness(v)

@@ -49,7 +49,7 @@ def notes(examined: Subject, network: Network, sights: Sequence[Sight]) -> Itera
     starts = any(v.ndim > 1 and not v.d.any() for key, v in network.leaves.items() if key in network.names)
     if alike and alike[-1] == products[-1] and len(sights) > 1 and not starts:
         end = f" on: in each batch, the rows that it reads differ by less than {_ALIKE:.1%}."
-        yield Note("No layer can tell samples apart, from ", [network.name(alike[0])], end)
+        yield Note("With these weights no layer can tell samples apart, from ", [network.name(alike[0])], end)
     factored = (f for f in network.graph.functions if f.info.type_name == "Mul2")
     for f in (f for f in factored if f.outputs[0].size > 1 and not f.outputs[0].need_grad):
         *factors, product = (largest(s.data.get(hash(v)) for s in sights) for v in (*f.inputs, *f.outputs))
@@ -76,6 +76,11 @@ def notes(examined: Subject, network: Network, sights: Sequence[Sight]) -> Itera
                 end = f" differ by {deviation:.2g} from {middle:.3g}, their mean: {remedies.NORMALISE_DATA}."
                 yield Note("Numbers of ", [network.called(v)], end)
             columns = is_lost.all(axis=0) & (x.reshape(is_lost.shape) != 0.0).any(axis=0)
+            lost = np.count_nonzero(is_lost & (x.reshape(is_lost.shape) != 0.0)) / max(np.count_nonzero(x), 1)
+            multiplies = any(remedies.is_a(g, "Mul2") for g in network.readers[hash(v)])
+            if multiplies and 0.1 < lost < 1.0 and not columns.any():
+                where = f"{lost:.0%} become 0 in {stored.name}"
+                yield Note("Of the numbers of ", [network.called(v)], f", {where}: {remedies.SCALE_DATA}.")
             if 0 < np.count_nonzero(columns) < columns.size:
                 where = f"column {np.flatnonzero(columns)[0]} of its last axis becomes 0 in {stored.name}"
                 yield Note("Of ", [network.called(v)], f", {where}: {remedies.SCALE_DATA}.")

@@ -24,7 +24,7 @@ Shrinking = Callable[[str], Tuple[str, str]]
 
 _BY_LEARNING_RATE = {"Sgd", "Momentum", "Nesterov", "SgdW"}  # steps are the gradient times the rate
 _TAKEN = 8  # number of steps: a momentum has grown then
-_SHRUNK = 0.5  # share of all parameters that is left by steps of which a weight decay takes far too much
+_SHRUNK = 0.75  # share of all parameters that is left by steps of which a weight decay takes far too much
 _CLIPPED = 1e3  # factor from which `on_gradients` is at fault for small gradients
 _NO_STEP = 1e-5  # share of the weights: a thousand smaller steps leave 99 % of them as they are
 _DECAYED = 0.01  # gradients below this share of the weight decay count as nothing beside it
@@ -58,7 +58,7 @@ class Steps:
         self._broken: Set[str] = set()  # parameters that the steps make nonfinite
         # Smallest share of all parameters that the steps leave, and the largest of one that a step changes.
         self._left_by_steps, self._share = 1.0, 0.0
-        self._diverging: Tuple[float, float] = (0.0, 0.0)  # losses before and after a step that blows it up
+        self._losses: Tuple[float, float] = (1.0, 1.0)  # before and after a step that makes it far larger
 
     def take(self, index: int, in_fp32: Sight) -> None:
         """Take some steps from the gradients of a batch, given by its number."""
@@ -130,12 +130,13 @@ class Steps:
         """Compare the loss after a step from the weights `before` it with that of the last forward."""
         examined, parameters = self._examined, self._solver.get_parameters().values()
         step, old = _norm(v.d - before[hash(v)] for v in parameters), _norm(before.values())
-        if 0.0 < old < step < math.inf:
+        # Sound first steps change some hundredths, and make the loss smaller.
+        if 0.0 < 0.5 * old < step < math.inf:
             loss = float(examined.loss.d)
             examined.forward(examined.loss, index)
             after = float(examined.loss.d)
-            if not abs(after) < 10.0 * abs(loss):  # no sound step does this
-                self._diverging = loss, after
+            if not abs(after) < 1.2 * abs(loss):
+                self._losses = loss, after
 
     def notes(self, shrinking: Optional[Shrinking] = None) -> Iterator[Note]:
         """Note gradients that `on_gradients` makes 0 or far smaller; with `shrinking`, also small steps."""
@@ -148,12 +149,21 @@ class Steps:
         if least * left < arriving < math.inf and left:
             end = f" leaves {left:.1e} of unscaled gradients of {arriving:.1e}: {remedies.CLIP_LESS}."
             yield Note("", ["on_gradients"], end)
-        elif shrinking is not None and 0.0 < self._share < _NO_STEP:
-            clause, remedy = shrinking(max(records, key=lambda name: records[name].left))
-            end = f" change {self._share:.0e} of the weights each, at a learning rate of "
-            end += f"{self._solver.learning_rate():g}{clause}: 1,000 of them move the weights by "
-            end += f"{1e3 * self._share:.2g} of their size at most. Unless that is on purpose, "
-            yield Note("Steps of ", [self._solver.name], f"{end}{remedy or remedies.LEARNING_RATE}.")
+        before, after = self._losses
+        if abs(before) < abs(after) < 10.0 * abs(before):
+            end = f" changes the loss from {before:.3g} to {after:.3g}, at a learning rate of "
+            end += f"{self._solver.learning_rate():g}. Unless it falls again, {remedies.SMALLER_STEPS}."
+            yield Note("The first step of ", [self._solver.name], end)
+        if shrinking is not None and 0.0 < self._share < _NO_STEP:
+            clause, remedy = self._slow(shrinking)
+            yield Note("Steps of ", [self._solver.name], f" {clause}. Unless that is on purpose, {remedy}.")
+
+    def _slow(self, shrinking: Shrinking) -> Tuple[str, str]:
+        """Clause about steps that hardly move the weights, and a remedy."""
+        clause, remedy = shrinking(max(self._records, key=lambda name: self._records[name].left))
+        what = f"change {self._share:.0e} of the weights each, at a learning rate of "
+        what += f"{self._solver.learning_rate():g}{clause}: 1,000 of them move the weights by "
+        return f"{what}{1e3 * self._share:.2g} of their size at most", remedy or remedies.LEARNING_RATE
 
     def causes(self, noisy: AbstractSet[str], shrinking: Shrinking) -> Iterator[Cause]:
         """Causes, except for `noisy` layers."""
@@ -173,11 +183,11 @@ class Steps:
         settings = {} if self._solver is None else self._solver.info
         decays = "beta1", "beta2", "decay", "momentum"  # decays of averages
         beyond = [key for key in decays if settings.get(key, 0.0) >= 1.0]
-        before, after = self._diverging
+        before, after = self._losses
         if beyond:
             what = f"its {beyond[0]} is {settings[beyond[0]]:g}"
             yield Cause("solver", self._solver.name, what, remedies.SETTINGS)
-        elif self._broken or after != before:
+        elif self._broken or not abs(after) < 10.0 * abs(before):
             what = f"its first step changes the loss from {before:.3g} to {after:.3g}"
             if self._broken:
                 what = f"its first steps make NaNs or infinities of {listed(sorted(self._broken))}"
@@ -219,6 +229,10 @@ class Steps:
                 what = f"it leaves {left:.1e} of gradients of {arriving:.1e}, so that a step changes "
                 what += f"{self._share:.0e} of the weights"
                 yield Cause("on_gradients", "on_gradients", what, remedies.CLIP_LESS)
+            elif 0.0 < self._share < _NO_STEP:
+                clause, remedy = self._slow(shrinking)
+                if "loss weight" in clause:
+                    yield Cause("small_steps", kind, f"its steps {clause}", remedy)
             return
         name = min(small, key=trained.__getitem__)
         told, remedy = "epsilon", remedies.LARGER_LOSS if kind == "Adadelta" else remedies.EPSILON

@@ -212,14 +212,21 @@ class Subject:
         # Keys of variables that depend on filled data, and on other data; and True if any layer reads them.
         behind = {True: filled, False: set(blank)}
         read: Set[bool] = set()
+        # By key: the blank leaf that a variable depends on, with its reader; and that of the first layer.
+        origins = {hash(v): (v, f) for v, f in reversed(leaves) if hash(v) in blank}
+        found: Optional[Tuple[nn.Variable, Any]] = None
         for f in self.graph.functions:
-            inputs = set(map(hash, f.inputs))
-            is_layer = not inputs.isdisjoint(self.plan.names) or is_matrix_product(f.info.type_name)
+            inputs = [*map(hash, f.inputs)]
+            is_layer = not self.plan.names.keys().isdisjoint(inputs) or is_matrix_product(f.info.type_name)
             for is_filled, keys in behind.items():
                 if not keys.isdisjoint(inputs):
                     keys.update(map(hash, f.outputs))
                     read.update([is_filled] * is_layer)
-        return next(((v, f) for v, f in leaves if hash(v) in blank), None) if read == {False} else None
+            origin = next((origins[key] for key in inputs if key in origins), None)
+            if origin is not None:
+                origins.update(dict.fromkeys(map(hash, f.outputs), origin))
+                found = found or (origin if is_layer else None)
+        return found if read == {False} else None
 
 
 def _beyond_its_table(graph: Graph) -> Optional[Tuple[int, str]]:
@@ -352,6 +359,20 @@ class Network:
             if not found.isdisjoint(map(hash, (*f.inputs, *f.outputs))):
                 found.update(map(hash, f.outputs))
                 yield f
+
+    def next_products(self, f: Any) -> List[Any]:
+        """First matrix products behind a function."""
+        waiting, found = [g for v in f.outputs for g in self.readers.get(hash(v), [])], {}
+        seen: Set[int] = set()
+        while waiting:
+            g = waiting.pop()
+            if hash(g) not in seen:
+                seen.add(hash(g))
+                if is_matrix_product(g.info.type_name):
+                    found[hash(g)] = g
+                else:
+                    waiting += [h for v in g.outputs for h in self.readers.get(hash(v), [])]
+        return [*found.values()]
 
     def walk(
         self, last: Iterable[Any], onward: Callable[[Any], Iterable[nn.Variable]] = attrgetter("inputs")

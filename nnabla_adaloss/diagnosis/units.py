@@ -44,10 +44,19 @@ class Units:
             names = {self._network.name(g) for g in (f, *readers)}
             if dead.any() and not dead.all() and names.isdisjoint(told):
                 why, remedy = self._reason(f, readers, dead)
+                behind = self._network.behind(map(hash, f.outputs))
+                if remedy == remedies.INITIALISE and any(self._masks(g, dead) for g in behind):
+                    continue
                 # Without a reason, only many are reported.
                 if remedy != remedies.NO_UNIT or np.mean(dead) >= 0.6:
                     end = f" learns nothing in {np.count_nonzero(dead)} of {dead.size} units, {why}. "
                     yield Note("", [self._network.name(f)], f"{end}{remedy[0].upper()}{remedy[1:]}.")
+
+    def _masks(self, f: Any, dead: NDArray[np.bool_]) -> bool:
+        """True for a product with constants, or data, that are 0 for these units."""
+        others = [v for v in f.inputs if f.info.type_name == "Mul2" and not v.need_grad]
+        known = [v.d for v in others if v.shape[-1:] == dead.shape and not v.data.clear_called]
+        return any(not x[..., dead].any() for x in known)
 
     def _reason(self, f: Any, readers: Sequence[Any], dead: NDArray[np.bool_]) -> Tuple[str, str]:
         """Clause about the reason, and a remedy."""

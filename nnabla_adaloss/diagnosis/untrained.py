@@ -13,7 +13,7 @@ from ..graph.functions import is_matrix_product
 from ..updaters.solvers import has
 from . import remedies
 from .causes import Cause, Note, listed
-from .target import Network, Subject, input_name, scope_of
+from .target import DIFFERENCES, Network, Subject, input_name, scope_of
 
 # Functions with steps that nnabla passes no gradient through.
 _COMPARISONS = ("Greater", "Less", "Equal", "NotEqual", "Logical")
@@ -84,11 +84,19 @@ def notes(examined: Subject, network: Network) -> Iterator[Note]:
 
 
 def alike_weights(network: Network) -> List[str]:
-    """Trained weights of several units that hold one number, other than 0."""
-    products = (f for f in network.graph.functions if is_matrix_product(f.info.type_name))
-    weights = [v for f in products for v in f.inputs[1:2] if v.need_grad and hash(v) in network.names]
-    alike = (v for v in weights if min(v.shape[:2]) > 1 and np.ptp(v.d) == 0.0 != v.d.flat[0])
-    return list(dict.fromkeys(network.names[hash(v)] for v in alike))
+    """Trained weights of one number, other than 0, whose units meet such weights again: they stay alike."""
+    products = [f for f in network.graph.functions if is_matrix_product(f.info.type_name)]
+    trained = [f for f in products if hash(f.inputs[1]) in network.names and f.inputs[1].need_grad]
+    # Each unit of a depthwise convolution reads numbers of its own.
+    mixing = (f for f in trained if not f.info.type_name.startswith("Depthwise"))
+    alike = {hash(f): f for f in mixing if np.ptp(f.inputs[1].d) == 0.0 != f.inputs[1].d.flat[0]}
+
+    def stay(f: Any) -> bool:
+        readers = network.next_products(f)
+        several = f.outputs[0].shape[1 if "onvolution" in f.info.type_name else -1] > 1
+        return several and bool(readers) and all(hash(g) in alike for g in readers)
+
+    return list(dict.fromkeys(network.names[hash(f.inputs[1])] for f in filter(stay, alike.values())))
 
 
 def _missed(examined: Subject, network: Network) -> Dict[str, int]:
@@ -183,6 +191,7 @@ def _cut(network: Network, missed: Mapping[str, int]) -> Optional[Tuple[str, str
     names = {key: name for name, key in missed.items()}
     behind = set(map(hash, network.behind(names)))
     step: Optional[Tuple[str, str, str]] = None
+    target: Optional[Tuple[str, str, str]] = None
     for v in _cut_off(network):
         before = network.in_order(network.walk([v.parent]))
         between = [g for g in before if hash(g) in behind]
@@ -193,12 +202,16 @@ def _cut(network: Network, missed: Mapping[str, int]) -> Optional[Tuple[str, str
             if g.info.type_name == "Unlink":
                 g, how = g.inputs[0].parent or g, "is unlinked"
             is_shared = any(hash(f) in network.reached for f in network.readers[hash(v)][1:])
-            return network.name(g), how, remedies.CUT_COPY if is_shared else remedies.UNCUT
+            cut = network.name(g), how, remedies.CUT_COPY if is_shared else remedies.UNCUT
+            if not all(remedies.is_a(f, *DIFFERENCES) for f in network.readers[hash(v)]):
+                return cut
+            target = target or cut  # of a loss, perhaps on purpose, if a step ends another way
+            continue
         if between and step is None:
             g = next(filter(_is_step, between))  # on purpose, perhaps, if another way is cut off
             step = network.name(g), "has no derivative", remedies.NO_DERIVATIVE
-    if step is not None:
-        return step
+    if step is not None or target is not None:
+        return step or target
     # Or outside the graph, which then has an input that shares its data with an output there.
     shared = {hash(v.data): v for v in network.graph.leaves.values() if hash(v) not in network.names}
     alive = [v for v in gc.get_objects() if isinstance(v, nn.Variable)]

@@ -17,7 +17,7 @@ from nnabla_adaloss.diagnosis import Harm, PrecisionAdvice, StorageEffect
 from nnabla_adaloss.diagnosis.advice import bits_of, candidates_of, storage_of
 from tests.worlds.trainings import updater_of
 
-from .nets import Built, affine, cross_entropy
+from .nets import Built, affine, cross_entropy, network
 
 NONE = Harm(StorageEffect(0.0, 0.0, 0.03), 0.0, 0.0)
 CANDIDATES = ["float16", "fp8_hybrid", "float8_e4m3"]
@@ -163,3 +163,13 @@ def test_training_as_advised_ends_within_the_spread_of_fp32(name: str) -> None:
     in_fp32 = [trained("float32", skipped) for skipped in range(4)]
     as_advised = np.mean([trained(advised, skipped) for skipped in range(2)])
     assert as_advised <= np.mean(in_fp32) + max(2.0 * np.std(in_fp32, ddof=1), 0.01)
+
+
+def test_a_precision_of_which_only_a_part_has_32_bits_is_tried() -> None:
+    """Float32 is the last resort, unless data and gradients have 32 bits."""
+    loss, feed = network()
+    for forward, backward in (("float16", "float32"), ("float32", "float16")):
+        assert candidates_of([Precision(forward, backward)])[-1] == "float32"
+    assert candidates_of(["float32", "float16"]) == ["float16", "float32"]
+    advised = diagnose(loss * 1e-12 + 1e6 * loss, [Precision("float16", "float32")], feeder=feed)
+    assert all(advice.tried for advice in advised.layers)

@@ -923,15 +923,96 @@ def test_a_gate_that_a_feeder_may_open_later_is_no_cause() -> None:
     assert not diagnosis.verdict.causes
 
 
-def test_steps_that_hardly_move_the_weights_are_a_note() -> None:
+def test_steps_that_hardly_move_the_weights_are_a_note_and_with_a_loss_weight_a_cause() -> None:
     loss, feed = network()
-    diagnosis = diagnose(updater_of(loss * 1e-4, feed, S.Momentum(0.01)), batches=2)
+    diagnosis = diagnose(updater_of(loss, feed, S.Momentum(1e-6)), batches=2)
     (note,) = map(str, diagnosis.numbers.notes)
     assert re.match(
-        r"Steps of Momentum change \de-0\d of the weights each, at a learning rate of 0.01; the loss", note
+        r"Steps of Momentum change \de-0\d of the weights each, at a learning rate of 1e-06: 1,000", note
     )
-    assert note.endswith("use a larger learning rate: with a loss weight, divide it by that.")
     assert not diagnosis.verdict.causes
+    diagnosis = diagnose(updater_of(loss * 1e-4, feed, S.Momentum(0.01)), batches=2)
+    (cause,) = diagnosis.verdict.causes
+    assert (cause.kind, cause.function, cause.remedy) == ("small_steps", "Momentum", remedies.LEARNING_RATE)
+    assert not diagnosis.numbers.notes
+
+
+def test_a_first_step_that_multiplies_the_loss_a_few_times_is_a_note() -> None:
+    loss, feed = network()
+    diagnosis = diagnose(updater_of(loss, feed, S.Adam(1.0)), batches=1)
+    (note,) = map(str, diagnosis.numbers.notes)
+    assert note.startswith("The first step of Adam changes the loss from 1.")
+    assert not diagnosis.verdict.causes
+
+
+def test_weights_of_one_number_in_one_layer_alone_keep_no_units_alike() -> None:
+    loss, feed = network()
+    nn.get_parameters()["fc1/affine/W"].d = 0.1
+    assert not diagnose(loss, feeder=feed).numbers.notes
+    nn.get_parameters()["head/affine/W"].d = 0.1
+    causes = diagnose(loss, feeder=feed).verdict.causes
+    assert [cause.kind for cause in causes] == ["equal_units"]
+
+
+def test_units_of_zero_weights_that_a_mask_leaves_out_are_no_note() -> None:
+    loss, feed = network(lambda x: affine(x, 16, "fc1") * F.broadcast(some(7), (32, 16)))
+    nn.get_parameters()["fc1/affine/W"].d[:, :8] = 0.0
+    assert not diagnose(loss, feeder=feed).numbers.notes
+
+
+def test_a_weight_input_of_which_many_numbers_vanish_is_a_note() -> None:
+    (x, t), weight = inputs(), nn.Variable((32, 1))
+    loss = F.mean(F.softmax_cross_entropy(affine(hidden(x), 5, "head"), t) * weight)
+    feed = feeder(x, t, lambda: setattr(weight, "d", np.where(np.arange(32)[:, None] % 2, 1.0, 1e-10)))
+    (note,) = map(str, diagnose(loss, feeder=feed, batches=2).numbers.notes)
+    assert note.startswith("Of the numbers of the input of shape (32, 1), 50% become 0 in float16")
+
+
+def test_the_index_of_a_code_is_the_cut_not_the_target_of_the_codebook() -> None:
+    (x, _), codes = inputs(), nn.parameter.get_parameter_or_create("codes", (8, 4))
+    z = affine(hidden(x), 4, "encoder")
+    distances = F.sum((F.reshape(z, (32, 1, 4)) - F.reshape(codes, (1, 8, 4))) ** 2, axis=2)
+    index = F.min(distances, axis=1, only_index=True)
+    index.need_grad = False
+    q = F.embed(index, codes)
+    loss = F.mean(F.squared_error(affine(q, 16, "decoder"), x))
+    loss = loss + F.mean(F.squared_error(q, z.get_unlinked_variable(need_grad=False)))
+    rng = np.random.default_rng(0)
+    updater = updater_of(loss, lambda: setattr(x, "d", rng.standard_normal(x.shape)), S.Adam(1e-3))
+    (cause,) = (one for one in diagnose(updater).verdict.causes if one.kind == "untrained")
+    assert cause.remedy == remedies.NO_DERIVATIVE
+
+
+def test_remedies_of_several_ends_are_not_mixed() -> None:
+    x, t = inputs()
+    y = F.sum(affine(x, 1, "a"), axis=1, keepdims=True)
+    loss = F.mean(F.epsilon_insensitive_loss(y, t, 1e3))
+    loss = loss + cross_entropy(
+        F.maximum2(affine(x, 5, "b"), F.constant(1e3, (32, 5)) + affine(x, 5, "c")), t
+    )
+    notes = diagnose(loss, feeder=feeder(x, t)).as_dict()["notes"]
+    assert [note.endswith(f"{remedies.NOT_CHOSEN}.") for note in notes if "EpsilonInsensitive" in note] == [
+        True
+    ]
+
+
+def test_a_fed_input_that_needs_a_gradient_is_not_called_unlinked() -> None:
+    x, t = nn.Variable((32, 16), need_grad=True), nn.Variable((32, 1))
+    diagnosis = diagnose(classes(hidden(x), t), feeder=feeder(x, t, lambda: setattr(x, "d", 0.0)))
+    (cause,) = diagnosis.verdict.causes
+    assert (cause.kind, cause.remedy) == ("zero_input", remedies.ZEROS)
+
+
+def test_of_blank_inputs_the_one_that_a_layer_reads_is_named() -> None:
+    image, target = nn.Variable((32, 16)), nn.Variable((32, 1))
+    image.name, target.name = "image", "target"
+    loss = F.mean(F.squared_error(F.identity(target), affine(image, 1, "head")))
+
+    def feed() -> None:
+        image.d, target.d = 0.0, 0.0
+
+    (cause,) = diagnose(loss, feeder=feed).verdict.causes
+    assert (cause.function, "the input image" in cause.what) == ("head/affine", True)
 
 
 def test_gradients_that_on_gradients_makes_far_smaller_are_a_note() -> None:

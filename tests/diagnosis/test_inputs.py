@@ -116,7 +116,7 @@ NOTED: Dict[str, Tuple[Callable[..., nn.Variable], Tuple[Draw, Draw], Any, str]]
         classification,
         (lambda rng: np.tile(rng.standard_normal((1, 16)), (ROWS, 1)), labels),
         (normal, labels),
-        "No layer can tell samples apart, from fc1/affine on",
+        "With these weights no layer can tell samples apart, from fc1/affine on",
     ),
     "equal_labels": (
         classification,

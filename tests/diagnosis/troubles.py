@@ -2189,7 +2189,7 @@ def epsilon_of_adadelta(mended: bool) -> Built:
 @trouble(
     "equal_units",
     "fc2/affine",
-    "fc1/affine/W, fc2/affine/W and head/affine/W",
+    "all numbers are equal in fc1/affine/W and fc2/affine/W",
     fatal=False,
     remedy=remedies.INITIALISE,
 )
