@@ -130,8 +130,8 @@ class Steps:
         """Compare the loss after a step from the weights `before` it with that of the last forward."""
         examined, parameters = self._examined, self._solver.get_parameters().values()
         step, old = _norm(v.d - before[hash(v)] for v in parameters), _norm(before.values())
-        # Sound first steps change some hundredths, and make the loss smaller.
-        if 0.0 < 0.5 * old < step < math.inf:
+        # Most first steps change some hundredths, and make the loss smaller.
+        if 0.0 < old < step < math.inf:
             loss = float(examined.loss.d)
             examined.forward(examined.loss, index)
             after = float(examined.loss.d)

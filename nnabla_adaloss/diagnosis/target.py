@@ -222,8 +222,7 @@ class Subject:
                 if not keys.isdisjoint(inputs):
                     keys.update(map(hash, f.outputs))
                     read.update([is_filled] * is_layer)
-            origin = next((origins[key] for key in inputs if key in origins), None)
-            if origin is not None:
+            for origin in [origins[key] for key in inputs if key in origins][:1]:
                 origins.update(dict.fromkeys(map(hash, f.outputs), origin))
                 found = found or (origin if is_layer else None)
         return found if read == {False} else None
@@ -362,17 +361,13 @@ class Network:
 
     def next_products(self, f: Any) -> List[Any]:
         """First matrix products behind a function."""
-        waiting, found = [g for v in f.outputs for g in self.readers.get(hash(v), [])], {}
-        seen: Set[int] = set()
+        waiting: List[nn.Variable] = [*f.outputs]
+        seen: Dict[int, Any] = {}
         while waiting:
-            g = waiting.pop()
-            if hash(g) not in seen:
-                seen.add(hash(g))
-                if is_matrix_product(g.info.type_name):
-                    found[hash(g)] = g
-                else:
-                    waiting += [h for v in g.outputs for h in self.readers.get(hash(v), [])]
-        return [*found.values()]
+            readers = [g for g in self.readers.get(hash(waiting.pop()), []) if hash(g) not in seen]
+            seen.update((hash(g), g) for g in readers)
+            waiting += [v for g in readers if not is_matrix_product(g.info.type_name) for v in g.outputs]
+        return [g for g in seen.values() if is_matrix_product(g.info.type_name)]
 
     def walk(
         self, last: Iterable[Any], onward: Callable[[Any], Iterable[nn.Variable]] = attrgetter("inputs")
