@@ -62,14 +62,15 @@ def notes(examined: Subject, network: Network, sights: Sequence[Sight]) -> Itera
         if all(g and -g.sum > 0.999 * g.count * g.abs_max > 0.0 for g in seen):
             end = " gets larger by training, as its gradient is below 0."
             yield Note("", [network.name(f)], f"{end} Unless that is meant, check the signs.")
-    fixed = [f for f in network.graph.functions if f.info.args.get("batch_stat") is False]
-    new = [f for f in fixed if not f.inputs[3].d.any() and (f.inputs[4].d == 1.0).all()]
+    normalizing = (f for f in network.graph.functions if f.info.type_name == "BatchNormalization")
+    fixed = [(f, *f.inputs[-2:]) for f in normalizing if not f.info.args["batch_stat"]]
+    new = [f for f, mean, variance in fixed if not mean.d.any() and (variance.d == 1.0).all()]
     if new:
         names, end = [*map(network.name, new)], f": {remedies.STATISTICS}."
         yield Note("A mean of 0 and a variance of 1, as at the start, are used by ", names, end)
     for v in filter(network.is_input, network.inputs.values()):
         x, stored = fed(v), network.format(v)
-        if x is not None and x.ndim > 2:
+        if x is not None and x.ndim > 2 and x.size:
             is_lost = np.abs(x.reshape(-1, x.shape[-1])) < stored.smallest_subnormal / 2.0
             middle, deviation = float(x.mean()), float(x.std())
             if 1e-6 * abs(middle) < deviation < 0.01 * abs(middle):
@@ -117,7 +118,7 @@ def _of(f: Any, network: Network, fed: Fed) -> Iterator[str]:
             yield f"reads numbers up to {amax:.2g} only: {remedies.NORMALISE_DATA}"
         if amax > 20.0 and kind in ("GRU", "LSTM", "RNN"):
             yield f"reads numbers up to {amax:.3g}, which saturate its gates: {remedies.NORMALISE_DATA}"
-    if targets is None:
+    if targets is None or not targets.size:
         return
     least, most = targets.min(), targets.max()
     if kind in _PROBABILITIES and (least < 0.0 or most > 1.0):

@@ -233,6 +233,15 @@ def test_inputs_that_no_layer_can_learn_from_are_noted(name: str) -> None:
     assert mended == ""
 
 
+@pytest.mark.parametrize("missing", [("no_scale",), ("no_bias",), ("no_scale", "no_bias")])
+def test_statistics_are_read_of_normalizations_with_fewer_inputs(missing: Tuple[str, ...]) -> None:
+    def loss(x: nn.Variable, t: nn.Variable) -> nn.Variable:
+        options = dict.fromkeys(missing, True)
+        return classification(PF.batch_normalization(x, batch_stat=False, name="bn", **options), t)
+
+    assert "as at the start, are used by bn/bn" in notes_on(loss, (normal, labels))
+
+
 @pytest.mark.parametrize("loss", [contrast, pairs])
 def test_labels_and_softmaxes_of_contrasts_are_sound(loss: Callable[..., nn.Variable]) -> None:
     is_contrast = loss is contrast
