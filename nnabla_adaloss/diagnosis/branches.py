@@ -41,7 +41,7 @@ class Branches(Batches):
     def _moves(self, v: nn.Variable) -> bool:
         return largest(s.gradients.get(hash(v)) for s in self._sights) > 0.0
 
-    def blank(self) -> Iterator[Note]:
+    def blank_inputs(self) -> Iterator[Note]:
         """Note layers that learn nothing from an input, as it is all 0."""
         network = self._network
         for key, node in network.nodes.items():

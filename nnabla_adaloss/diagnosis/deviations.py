@@ -72,7 +72,7 @@ class Deviations(Operands):
         which = f"which stay as they are in {stored.name}"
         return f"adds numbers up to {small:.2g} to others up to {large:.3g}, {which}"
 
-    def next_to_the_end(self) -> Iterator[Note]:
+    def nearly_overflowing(self) -> Iterator[Note]:
         """Note the largest numbers, if a few doublings are beyond the format."""
         network = self.network
         outputs = ((f, v) for f in network.graph.functions for v in f.outputs)

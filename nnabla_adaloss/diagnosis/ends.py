@@ -217,7 +217,7 @@ class Ends(Batches):
                 fatal = before <= self._starved and not self._learns({key})
                 yield cause._replace(fatal=fatal, spoils=spoils)
 
-    def mostly(self) -> Iterator[Note]:
+    def saturated_gates(self) -> Iterator[Note]:
         """Note saturated activations whose layers get a gradient by others, such as gates of an LSTM."""
         nodes, flat = self._network.nodes, self._sights[0].flat
         kinds = {key: node.type_name for key, node in nodes.items() if key in flat and not node.loss_section}

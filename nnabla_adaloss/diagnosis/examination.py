@@ -238,21 +238,22 @@ class _Examination:
         if tried:
             yield from inputs.notes(self._examined, self._network, self._in_fp32)
             if not any(cause.kind == "saturated" for cause in causes):
-                yield from self._ends.mostly()
-            yield from self._branches.blank()
+                yield from self._ends.saturated_gates()
+            yield from self._branches.blank_inputs()
             alike = alike_weights(self._network)
             if alike and not any(cause.kind == "equal_units" for cause in causes):
                 what = "Units stay alike, as all numbers are equal in "
                 yield Note(what, alike, f": {remedies.INITIALISE}.")
-            starved = [n.name for n in layers if not (n.nonzero or n.waits_for or causes)]
-            yield from self._branches.blocked(layer for layer in self._layers if layer.name in starved)
+            starved = [n.name for n in layers if not (n.nonzero or n.waits_for)]
             lost = [n.name for n in layers if min(one.lost_units for one in n.effects.values()) > 0.25]
+            if not causes:
+                yield from self._branches.blocked(layer for layer in self._layers if layer.name in starved)
             if lost and not causes:
                 end = f" with any scale: in {self._storage} it is too small beside that of others."
                 yield Note("Many units lose their gradient in ", lost, end)
             found = [note for one in self._as_stored for note in Deviations(self._network, one).notes()]
             yield from {tuple(note.names): note for note in found}.values()
-            yield from Deviations(self._network, self._as_stored[0]).next_to_the_end()
+            yield from Deviations(self._network, self._as_stored[0]).nearly_overflowing()
             yield from self._units.notes({cause.function for cause in causes})
         if not any(cause.kind == "on_gradients" for cause in causes):
             yield from self._steps.notes(self._branches.shrinking if tried and not causes else None)
@@ -346,27 +347,28 @@ class _Examination:
         if not learning and all(cause.kind == "no_gradient" for cause in ends):
             ends = self._ends.zero_loss() or ends
         told = {name for cause in ends for name in cause.spoils}
-        # A bias before a normalization may be noise; a computed weight is a layer of its own beside it.
+        # A bias before a normalization may be noise. What reads a computed weight `a` is the layer `a/...`:
+        # if it learns, so does the weight.
         own = (one.name for one in self._layers if one.name in {*noisy} - told and not noise.is_bias(one))
         untold = [name for name in own if not any(n.name.startswith(f"{name}/") for n in learning)]
         cancelling = noise.functions if noisy or damaged else []
         is_fatal = any(cause.fatal for cause in beyond)
-        of_storage = [] if is_fatal else self._of_storage([] if cancelling else damaged, ended)
+        of_storage = None if is_fatal else self._of_storage([] if cancelling else damaged, ended)
+        fatal = not any(n.floor < USELESS for n in learning)
         # A flat function may become 0 as stored: why it is flat says more.
-        fatal, first = not any(n.floor < USELESS for n in learning), {one.function for one in of_storage}
+        same = [cause for cause in ends if of_storage is not None and cause.function == of_storage.function]
         for cause in ends:
-            is_same = cause.function in first
-            yield cause._replace(fatal=fatal, spoils=tuple(damaged)) if is_same else cause
+            yield cause._replace(fatal=fatal, spoils=tuple(damaged)) if cause in same else cause
         if not beyond and (cancelling or untold):
             spoils = tuple(dict.fromkeys((*noisy, *damaged)))
             causes = [noise.cause_in_forward(spoils)] if cancelling else noise.causes(untold)
             yield from (cause._replace(fatal=not learning) for cause in causes)
-        for cause in of_storage if first.isdisjoint(cause.function for cause in ends) else ():
-            yield cause._replace(fatal=fatal, spoils=tuple(damaged), as_stored=True)
+        if of_storage is not None and not same:
+            yield of_storage._replace(fatal=fatal, spoils=tuple(damaged), as_stored=True)
         yield from untrained(self._examined, network)
         yield from self._steps.causes({*noisy}, self._branches.shrinking)
 
-    def _of_storage(self, damaged: Sequence[str], ended: Mapping[int, Cause]) -> List[Cause]:
+    def _of_storage(self, damaged: Sequence[str], ended: Mapping[int, Cause]) -> Optional[Cause]:
         """First cause that only storage brings about; for damaged layers, what changes their numbers."""
         network = self._network
         found = [one for sight in self._as_stored for one in Deviations(network, sight).wrong_rows()]
@@ -380,7 +382,7 @@ class _Examination:
                 cause, format = stored[key], network.format(network.function(key).outputs[0]).name
                 what = f"{cause.what}, as stored in {format}, not in fp32"
                 found.append(cause._replace(kind=f"{cause.kind}_as_stored", what=what, as_stored=True))
-        return found[:1]
+        return next(iter(found), None)
 
 
 def _blank_input(network: Network, v: nn.Variable, f: Any) -> Cause:

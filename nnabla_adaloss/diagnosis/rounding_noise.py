@@ -88,13 +88,13 @@ class RoundingNoise:
         return Cause("rounding_noise", self._network.name(f), what, remedy, spoils=tuple(spoils))
 
     def causes(self, names: Sequence[str]) -> Iterator[Cause]:
-        """Cause of gradients that are mathematically 0, at the last of the named layers that tells it."""
+        """Cause of gradients that are mathematically 0, at the layer next to the loss that tells why."""
         network, alike = self._network, alike_weights(self._network)
         layers = [layer for layer in self._layers if layer.name in names]
         cuts = set() if alike else self._cuts(layers)
-        # What a copy at the start makes 0, such as a teacher's, is not later.
-        copies = {key for key in cuts if network.is_copy(network.function(key))}
-        layers = [layer for layer in layers if copies.isdisjoint(map(hash, self._behind(layer)))]
+        # Not layers before a difference of equal networks, as of a student and its teacher: 0 at the start.
+        differences = {key for key in cuts if network.is_copy(network.function(key))}
+        layers = [layer for layer in layers if differences.isdisjoint(map(hash, self._behind(layer)))]
         spoils = tuple(layer.name for layer in layers)
         if not layers:
             return
