@@ -73,27 +73,33 @@ class Branches(Batches):
                 ends += network.readers[hash(f.outputs[0])] if joins else [f]
         if names:
             batches = f"{len(sights)} batch{'es' * (len(sights) > 1)}"
-            f, growth = ends[0], Operands(network, sights[0]).grown(ends[0])
-            clause, remedy = "", remedies.NOT_CHOSEN
-            zeros = self.zero_factors(f)
-            # A product that is 0 although neither factor is: a mask opens only places that count for nothing.
-            products = (g for g in network.behind(map(hash, f.outputs)) if remedies.is_a(g, "Mul2"))
-            is_zero = (g for g in products if not self.largest(g.outputs[0]))
-            disjoint = next((g for g in is_zero if all(map(self.largest, g.inputs))), None)
-            if len({*ends}) > 1:
-                pass  # each for a reason of its own
-            elif zeros:
-                clause = f", which multiplies by {network.called(zeros[0])}, all 0"
-                remedy = remedies.ZEROS if network.is_input(zeros[0]) else remedies.WHY_ZERO
-            elif disjoint is not None:
-                clause = f", and {network.name(disjoint)} multiplies the others by 0"
-                remedy = remedies.CHECK_MASK_AND_LABELS
-            elif remedies.is_a(f, "EpsilonInsensitiveLoss"):
-                remedy = remedies.SMALLER_MARGIN
-            elif growth.remedy in remedies.SHIFTS:
-                clause, remedy = growth.clause, growth.remedy
+            # Several end it each for a reason of its own.
+            unknown = "", remedies.NOT_CHOSEN
+            clause, remedy = self._why_blocked(ends[0]) if len({*ends}) == 1 else unknown
             end = f" in {batches}: none passes {network.listed(ends)}{clause}. "
             yield Note("No gradient gets to ", names, f"{end}Unless other batches reach them, {remedy}.")
+
+    def _why_blocked(self, f: Any) -> Tuple[str, str]:
+        """Clause about the reason why a function hands no gradient on, and a remedy."""
+        network, growth = self._network, Operands(self._network, self._sights[0]).grown(f)
+        zeros = self.zero_factors(f)
+        if zeros:
+            remedy = remedies.ZEROS if network.is_input(zeros[0]) else remedies.WHY_ZERO
+            return f", which multiplies by {network.called(zeros[0])}, all 0", remedy
+        # A product that is 0 although neither factor is: a mask opens only places that count for nothing.
+        products = (g for g in network.behind(map(hash, f.outputs)) if remedies.is_a(g, "Mul2"))
+        is_zero = (g for g in products if not self.largest(g.outputs[0]))
+        disjoint = next((g for g in is_zero if all(map(self.largest, g.inputs))), None)
+        if disjoint is not None:
+            return (
+                f", and {network.name(disjoint)} multiplies the others by 0",
+                remedies.CHECK_MASK_AND_LABELS,
+            )
+        if remedies.is_a(f, "EpsilonInsensitiveLoss"):
+            return "", remedies.SMALLER_MARGIN
+        return (
+            (growth.clause, growth.remedy) if growth.remedy in remedies.SHIFTS else ("", remedies.NOT_CHOSEN)
+        )
 
     def clipped(self) -> Iterator[Cause]:
         """Functions that clip gradients to next to nothing."""

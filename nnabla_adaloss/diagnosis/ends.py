@@ -13,7 +13,7 @@ from ..graph.functions import is_matrix_product
 from . import remedies
 from .batches import Batches
 from .causes import Cause, Note, listed
-from .finite import Finiteness
+from .finite import SOFTMAX_OR_LOSS, Finiteness
 from .operands import Operands
 from .target import DIFFERENCES, NORMALIZATIONS, Network
 from .watching import INDICES, Sight, largest
@@ -27,7 +27,6 @@ _SATURATES = {*_BOUNDS, "Exp", "Sigmoid", "Softmax", "SoftPlus", "Tanh"}
 # Functions that end no gradient by themselves.
 _HANDS_ON = {"Add2", "AddScalar", "Broadcast", "Mean", "MulScalar", "Reshape", "Sub2", "Sum", "Transpose"}
 _METRICS = {"BinaryError", "TopNError"}  # functions that count errors
-_SOFTMAX = {"Softmax", "LogSoftmax", "SoftmaxCrossEntropy"}
 
 
 class Ends(Batches):
@@ -331,7 +330,7 @@ class Ends(Batches):
             return cause("zero_factor", f"it multiplies by {called(v)}, which {why}", remedy, v)
         if kind == "Prod":
             return cause("zero_factor", "it multiplies several zeros", remedies.FACTORS)
-        if kind in _SOFTMAX and f.inputs[0].shape[args["axis"]] == 1:
+        if kind in SOFTMAX_OR_LOSS and f.inputs[0].shape[args["axis"]] == 1:
             what = "it runs over an axis of size 1, so that all its outputs are the same"
             return cause("constant_softmax", what, remedies.SOFTMAX_AXIS)
         if kind in NORMALIZATIONS:

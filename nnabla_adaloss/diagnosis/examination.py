@@ -25,14 +25,12 @@ from .passes import FormatTrial, Layer, NoBackward, Passes, Tally, Way, paramete
 from .presentation import Diagnosis
 from .rounding_noise import RoundingNoise
 from .steps import Steps
-from .target import Feeder, Network, Subject, input_name
+from .target import COMPARING, Feeder, Network, Subject, input_name
 from .units import Units
 from .untrained import alike_weights, notes, untrained
 from .verdicts import COARSE, USELESS, LayerNumbers, NetworkNumbers, serves
 from .watching import REPEATED, Sight
 
-# Ends of the names of functions that compare predictions with targets.
-_COMPARING = ("Error", "Loss", "CrossEntropy", "KLMultinomial")
 # Formats tried besides the requested one.
 _FORMATS: Sequence[PrecisionName] = ("float16", "bfloat16", "fp8_hybrid")
 
@@ -169,7 +167,7 @@ class _Examination:
         except NoBackward as error:
             what = f"it has no backward, so that nothing before it can be trained (nnabla: {error.told})"
             f = self._network.function(error.function)
-            is_loss = f.info.type_name.endswith(_COMPARING)
+            is_loss = f.info.type_name.endswith(COMPARING)
             remedy = remedies.SCORES_FIRST if is_loss else remedies.NO_BACKWARD
             causes = [Cause("no_backward", self._network.name(f), what, remedy)]
         causes = list(summed_up(causes))
@@ -228,7 +226,7 @@ class _Examination:
                 if uses.isdisjoint(map(hash, f.inputs)) or is_matrix_product(f.info.type_name):
                     continue
                 uses.update(map(hash, f.outputs))
-                if f.info.type_name.endswith(_COMPARING):
+                if f.info.type_name.endswith(COMPARING):
                     what = f"it compares with {input_name(network.inputs[key])}, which nobody has filled"
                     yield Cause("unfed", network.name(f), what, remedies.FILL_TARGET, False)
                     break

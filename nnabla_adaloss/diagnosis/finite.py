@@ -16,6 +16,7 @@ from .operands import CONSTANTS, DIVISIONS, FLOOR, GROWN, NOT_ZERO, Growth, Oper
 from .watching import INDICES, PROBABILITIES
 
 SOFTMAX = {"Softmax", "LogSoftmax"}
+SOFTMAX_OR_LOSS = {*SOFTMAX, "SoftmaxCrossEntropy"}
 
 
 class Finiteness(Operands):

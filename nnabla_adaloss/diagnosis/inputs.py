@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from ..graph.functions import is_matrix_product
 from . import remedies
 from .causes import Note
-from .target import DIFFERENCES, Network, Subject
+from .finite import SOFTMAX_OR_LOSS
+from .target import COMPARING, DIFFERENCES, Network, Subject
 from .watching import Sight, largest
 
 # Function that returns the numbers of a reshaped input, whose first axis is that of batches; None for others.
@@ -26,7 +27,6 @@ _RANGES = {
     **dict.fromkeys(("HardTanh", "Tanh"), (-1.0, 1.0)),
 }
 _ALIKE = 1e-3  # deviation of the rows of a batch, as a share of their size, that is noted
-_SOFTMAX = {"LogSoftmax", "Softmax", "SoftmaxCrossEntropy"}
 _PROBABILITIES = {"BinaryCrossEntropy", "SigmoidCrossEntropy"}
 
 
@@ -55,9 +55,7 @@ def notes(examined: Subject, network: Network, sights: Sequence[Sight]) -> Itera
         *factors, product = (largest(s.data.get(hash(v)) for s in sights) for v in (*f.inputs, *f.outputs))
         if all(factors) and not product:
             yield Note("", [network.name(f)], f" makes 0 of other numbers: {remedies.CHECK_MASK}.")
-    # Functions whose outputs a training makes smaller.
-    errors = ("AbsoluteError", "CrossEntropy", "HuberLoss", "SquaredError")
-    for f in (f for f in network.graph.functions if f.info.type_name.endswith(errors)):
+    for f in (f for f in network.graph.functions if f.info.type_name.endswith(COMPARING)):
         seen = [s.gradients.get(hash(f.outputs[0])) for s in sights]
         if all(g and -g.sum > 0.999 * g.count * g.abs_max > 0.0 for g in seen):
             end = " gets larger by training, as its gradient is below 0."
@@ -104,10 +102,15 @@ def _of(f: Any, network: Network, fed: Fed) -> Iterator[str]:
         yield f"drops {args['p']:.0%} of all numbers: {remedies.DROPOUT}"
     # Of a square, such as of pairs of images and texts, both axes are of samples.
     is_square = len({*f.inputs[0].shape}) < 2 or f.inputs[0].ndim != 2
-    if kind in _SOFTMAX and args["axis"] == 0 and network.nodes[hash(f)].loss_section and not is_square:
+    if (
+        kind in SOFTMAX_OR_LOSS
+        and args["axis"] == 0
+        and network.nodes[hash(f)].loss_section
+        and not is_square
+    ):
         yield "normalises over the first axis, which is that of samples: choose the axis of classes"
     scores: Any = remedies.origin(f.inputs[0])
-    if kind in _SOFTMAX and remedies.is_a(scores, "Convolution", "Deconvolution"):
+    if kind in SOFTMAX_OR_LOSS and remedies.is_a(scores, "Convolution", "Deconvolution"):
         is_of_channels = scores.info.args.get("channel_last") or args["axis"] in (1, 1 - f.inputs[0].ndim)
         if not is_of_channels:
             yield f"normalises over axis {args['axis']}, where {network.name(scores)} has channels in axis 1"

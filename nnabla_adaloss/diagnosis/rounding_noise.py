@@ -15,7 +15,7 @@ from ..graph.loss import LossLike
 from . import remedies
 from .batches import PRODUCTS
 from .causes import Cause, listed
-from .finite import SOFTMAX
+from .finite import SOFTMAX, SOFTMAX_OR_LOSS
 from .passes import Gradients, Layer, Passes, Tally
 from .target import NORMALIZATIONS, Network, Subject
 from .untrained import alike_weights
@@ -30,7 +30,7 @@ _EXACT = Format.ieee("exact", exponent_bits=8, mantissa_bits=22)
 _SUMS = {"Add2", "AddScalar", "AveragePooling", "GlobalAveragePooling", "Mean", "RSubScalar", "Sub2", "Sum"}
 _LINEAR = {*PRODUCTS, "Add2", "AddScalar", "Broadcast", "BroadcastTo", "MulScalar", "Reshape", "Transpose"}
 # Functions that compare numbers, and so remove what is the same for all.
-_COMPARING = {*SOFTMAX, *NORMALIZATIONS, "SoftmaxCrossEntropy"}
+_COMPARING = {*SOFTMAX_OR_LOSS, *NORMALIZATIONS}
 
 
 class RoundingNoise:

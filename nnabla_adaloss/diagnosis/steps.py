@@ -209,10 +209,8 @@ class Steps:
 
     def _largest(self) -> Tuple[float, float]:
         """Largest gradient before and after `on_gradients`."""
-        records = self._records.values()
-        return max((one.arriving for one in records), default=0.0), max(
-            (one.left for one in records), default=0.0
-        )
+        pairs = [(one.arriving, one.left) for one in self._records.values()] or [(0.0, 0.0)]
+        return max(arriving for arriving, _ in pairs), max(left for _, left in pairs)
 
     def _small(self, trained: Dict[str, float], shrinking: Shrinking) -> Iterator[Cause]:
         """Cause of gradients, given by largest magnitude, that are too small for the solver."""
@@ -267,10 +265,8 @@ class Steps:
         # At the end of a training both are equal.
         if decaying and all(one.norm < _DECAYED * one.decay for one in decaying.values()):
             name, most = max(decaying.items(), key=lambda item: item[1].decay)
-            what = (
-                f"its gradient has a norm of {most.norm:.1e}, and weight decay adds one of {most.decay:.1e}, "
-            )
-            what += "so that the weights only shrink, whatever the loss scale"
+            what = f"its gradient has a norm of {most.norm:.1e}, and weight decay adds one of "
+            what += f"{most.decay:.1e}, so that the weights only shrink, whatever the loss scale"
             share = min(one.norm / one.decay for one in decaying.values())
             remedy = f"use a weight decay of {_DECAYED * self._examined.weight_decay * share:.0e} or less"
             yield Cause("weight_decay", name, what, remedy, True, (*decaying,))

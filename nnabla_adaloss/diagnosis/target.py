@@ -32,6 +32,8 @@ Feeder = Callable[[], Any]
 
 _NORMALIZED = ("Batch", "FusedBatch", "SyncBatch", "Layer", "Instance", "Group")
 DIFFERENCES = {"Sub2", "SquaredError", "AbsoluteError", "HuberLoss"}
+# Ends of the names of functions that compare predictions with targets.
+COMPARING = ("Error", "Loss", "CrossEntropy", "KLMultinomial")
 NORMALIZATIONS = {f"{kind}Normalization" for kind in _NORMALIZED}
 
 
