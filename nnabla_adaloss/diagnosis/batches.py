@@ -9,7 +9,7 @@ from typing import Any, List, Sequence
 import nnabla as nn
 
 from ..graph.functions import is_matrix_product
-from .target import NORMALIZATIONS, Network
+from .network import NORMALIZATIONS, Network
 from .watching import Sight, largest
 
 PRODUCTS = {"Mul2", "Div2"}

@@ -12,8 +12,8 @@ from ..core.formats import Format
 from . import remedies
 from .causes import Cause, Note, listed
 from .finite import SOFTMAX
+from .network import scope_of
 from .operands import CONSTANTS, GROWN, NOT_ZERO, Growth, Operands, repeated
-from .target import scope_of
 from .watching import INDICES
 
 _DEVIATES = 0.25  # relative change of an array from which storage has corrupted it

@@ -14,8 +14,8 @@ from . import remedies
 from .batches import Batches
 from .causes import Cause, Note, listed
 from .finite import SOFTMAX_OR_LOSS, Finiteness
+from .network import DIFFERENCES, NORMALIZATIONS, Network
 from .operands import Operands
-from .target import DIFFERENCES, NORMALIZATIONS, Network
 from .watching import INDICES, Sight, largest
 
 _MOST = 0.5  # share of outputs in the flat part, in every batch, from which an activation is saturated

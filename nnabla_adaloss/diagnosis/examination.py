@@ -21,11 +21,12 @@ from .causes import Cause, Note, distinct, listed, summed_up
 from .deviations import Deviations
 from .ends import Ends
 from .finite import Finiteness
+from .network import COMPARING, Network
 from .passes import FormatTrial, Layer, NoBackward, Passes, Tally, Way, parameter_layers
 from .presentation import Diagnosis
 from .rounding_noise import RoundingNoise
 from .steps import Steps
-from .target import COMPARING, Feeder, Network, Subject, input_name
+from .target import Feeder, Subject, input_name
 from .units import Units
 from .untrained import alike_weights, notes, untrained
 from .verdicts import COARSE, USELESS, LayerNumbers, NetworkNumbers, serves

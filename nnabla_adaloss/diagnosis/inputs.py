@@ -14,7 +14,8 @@ from ..graph.functions import is_matrix_product
 from . import remedies
 from .causes import Note
 from .finite import SOFTMAX_OR_LOSS
-from .target import COMPARING, DIFFERENCES, Network, Subject
+from .network import COMPARING, DIFFERENCES, Network
+from .target import Subject
 from .watching import Sight, largest
 
 # Function that returns the numbers of a reshaped input, whose first axis is that of batches; None for others.

@@ -13,7 +13,7 @@ from ..core.formats import FLOAT32
 from ..graph.functions import is_matrix_product
 from . import remedies
 from .causes import Cause
-from .target import NORMALIZATIONS, Network
+from .network import NORMALIZATIONS, Network
 from .watching import Sight
 
 _RAW = 64.0  # data above this magnitude are not normalized

@@ -24,7 +24,8 @@ from ..graph.graph import Graph
 from ..graph.hooks import Hook
 from ..graph.loss import LossLike
 from ..graph.plan import GraphPlan
-from .target import Network, Subject, scope_of
+from .network import Network, scope_of
+from .target import Subject
 
 Forward = Callable[[], None]
 Gradients = Dict[int, NDArray[Any]]

@@ -16,8 +16,9 @@ from . import remedies
 from .batches import PRODUCTS
 from .causes import Cause, listed
 from .finite import SOFTMAX, SOFTMAX_OR_LOSS
+from .network import NORMALIZATIONS, Network
 from .passes import Gradients, Layer, Passes, Tally
-from .target import NORMALIZATIONS, Network, Subject
+from .target import Subject
 from .untrained import alike_weights
 from .watching import Sight, largest
 

@@ -1,20 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examined network: a few batches of its data, its functions, and its restoration."""
+"""The examined training: its network, a few batches of its data, and its restoration."""
 
 from __future__ import annotations
 
-import math
 from contextlib import ExitStack, contextmanager
-from operator import attrgetter
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
 import nnabla as nn
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.formats import Format
 from ..core.validation import positive_integer
-from ..emulation.rounded_storage import RoundedStorage
 from ..graph.functions import is_matrix_product, written_inputs
 from ..graph.graph import Graph
 from ..graph.hooks import Hook
@@ -29,12 +25,6 @@ from .causes import Note, listed
 from .preserved import preserved
 
 Feeder = Callable[[], Any]
-
-_NORMALIZED = ("Batch", "FusedBatch", "SyncBatch", "Layer", "Instance", "Group")
-DIFFERENCES = {"Sub2", "SquaredError", "AbsoluteError", "HuberLoss"}
-# Ends of the names of functions that compare predictions with targets.
-COMPARING = ("Error", "Loss", "CrossEntropy", "KLMultinomial")
-NORMALIZATIONS = {f"{kind}Normalization" for kind in _NORMALIZED}
 
 
 def refuse_half(loss: nn.Variable) -> None:
@@ -254,150 +244,3 @@ def _written_by_forward(graph: Graph) -> Set[int]:
 def input_name(v: nn.Variable) -> str:
     """Name of an input, or its shape if it has none."""
     return f"the input {v.name}" if v.name else f"the input of shape {v.shape}"
-
-
-class Network:
-    """Functions of a graph, with their names and storage formats."""
-
-    def __init__(self, examined: Subject, storage: RoundedStorage) -> None:
-        self.graph, self.plan = graph, plan = examined.graph, examined.plan
-        self._storage, self.never_filled = storage, examined.never_filled
-        self.inputs = {hash(v): v for v in graph.leaves.values()}
-        # Functions that backward starts from.
-        self.roots = [graph.variables[p] for p in plan.roots]
-        self.last = [v.parent for v in self.roots]
-        self.positions = {name: number for number, name in enumerate(plan.labels)}
-        # Functions that backward visits, and leaves with a gradient, by key.
-        self.nodes = {hash(graph.functions[node.number]): node for node in plan.nodes}
-        self.leaves = graph.by_key(plan.leaves)
-        self.names = plan.names  # names of parameters, by key
-        self.readers: Dict[int, List[Any]] = {}
-        for f in graph.functions:
-            for v in f.inputs:
-                self.readers.setdefault(hash(v), []).append(f)
-        # Keys of the functions and of the leaves that the gradient of the loss reaches.
-        walked = self.walk([graph.functions[-1]], _differentiated)
-        reached = [f for f in walked if f.info.type_name != "Unlink"]
-        self.reached = set(map(hash, reached))
-        self.reached_leaves = {hash(v) for f in reached for v in _differentiated(f) if v.parent is None}
-
-    def function(self, key: int) -> Any:
-        """Function with a key."""
-        return self.graph.functions[self.graph.numbers[key]]
-
-    def keys(self, positions: Iterable[int]) -> List[int]:
-        """Keys of variables."""
-        return [self.graph.keys[p] for p in positions]
-
-    def name(self, f: Any) -> str:
-        """Name of a function, or of its key."""
-        return self.plan.labels[self.graph.numbers[hash(f)]]
-
-    def called(self, v: nn.Variable) -> str:
-        """Describe a variable."""
-        if v.parent is not None:
-            return f"the output of {self.name(v.parent)}"
-        name = self.names.get(hash(v))
-        return input_name(v) if name is None else f"the parameter {name}"
-
-    def sources(self, v: nn.Variable) -> List[str]:
-        """Describe the leaves that a variable is computed of."""
-        functions = self.in_order(self.walk([v.parent]))
-        leaves = [w for f in functions for w in f.inputs if w.parent is None]
-        return list(dict.fromkeys(map(self.called, leaves or [v])))
-
-    def format(self, v: nn.Variable) -> Format:
-        """Format that a variable is stored in."""
-        return self._storage.data_format(hash(v), v.size)
-
-    def gradient_format(self, v: nn.Variable) -> Format:
-        """Format that the gradient of a variable is stored in."""
-        return self._storage.gradient_format(hash(v), v.size)
-
-    def is_input(self, v: nn.Variable) -> bool:
-        """True for a leaf that is no parameter."""
-        return v.parent is None and hash(v) not in self.names
-
-    def is_copy(self, f: Any) -> bool:
-        """True for a difference, or its square, of numbers of other parameters: equal only at the start."""
-        if f.info.type_name not in DIFFERENCES and f.inputs and f.inputs[0].parent is not None:
-            f = f.inputs[0].parent
-        if f.info.type_name not in DIFFERENCES:
-            return False
-        leaves = [{hash(w) for g in self.walk([v.parent]) for w in g.inputs} for v in f.inputs]
-        own = [found & self.names.keys() for found in leaves]
-        return all(leaves) and own[0] != own[1]  # a constant is no copy
-
-    def is_loss_weight(self, f: Any) -> bool:
-        """True if a function multiplies a scalar by a number."""
-        return bool(f.info.type_name == "MulScalar" and f.outputs[0].size == 1)
-
-    def parameters(self, variables: Iterable[nn.Variable]) -> Tuple[str, ...]:
-        """Names of the parameters among variables."""
-        return tuple(dict.fromkeys(self.names[hash(v)] for v in variables if hash(v) in self.names))
-
-    def emptiness(self, v: nn.Variable) -> Tuple[str, str]:
-        """Why an input is 0, in words, and the remedy."""
-        if hash(v) in self.never_filled:
-            return "nobody has filled", remedies.FILL
-        return "is all 0 in every batch", remedies.ZEROS
-
-    def normalized_together(self, f: Any) -> float:
-        """Number of numbers that a function normalizes together; infinite if it does not."""
-        kind, args = f.info.type_name, f.info.args
-        if kind not in NORMALIZATIONS or not args.get("batch_stat", True):
-            return math.inf
-        axes = [*args.get("batch_axis", args.get("axes", []))]
-        if kind == "InstanceNormalization":
-            axes.append(args["channel_axis"])
-        groups = math.prod(f.inputs[0].shape[axis] for axis in axes) * args.get("num_groups", 1)
-        return float(f.inputs[0].size / groups)
-
-    def behind(self, variables: Iterable[int]) -> Iterator[Any]:
-        """All functions that compute variables or depend on them, in forward order."""
-        found = set(variables)
-        for f in self.graph.functions:
-            if not found.isdisjoint(map(hash, (*f.inputs, *f.outputs))):
-                found.update(map(hash, f.outputs))
-                yield f
-
-    def next_products(self, f: Any) -> List[Any]:
-        """First matrix products behind a function."""
-        waiting: List[nn.Variable] = [*f.outputs]
-        seen: Dict[int, Any] = {}
-        while waiting:
-            readers = [g for g in self.readers.get(hash(waiting.pop()), []) if hash(g) not in seen]
-            seen.update((hash(g), g) for g in readers)
-            waiting += [v for g in readers if not is_matrix_product(g.info.type_name) for v in g.outputs]
-        return [g for g in seen.values() if is_matrix_product(g.info.type_name)]
-
-    def walk(
-        self, last: Iterable[Any], onward: Callable[[Any], Iterable[nn.Variable]] = attrgetter("inputs")
-    ) -> Iterator[Any]:
-        """Walk towards the inputs, each function once: the last ones, and producers of `onward`."""
-        waiting, seen = list(last), set()
-        while waiting:
-            f = waiting.pop()
-            if f is not None and hash(f) not in seen:
-                seen.add(hash(f))
-                yield f
-                waiting += [v.parent for v in onward(f)]
-
-    def listed(self, functions: Iterable[Any]) -> str:
-        """List the names of some functions, in forward order, each once; loss weights are called so."""
-        weight = "the loss weight "
-        return listed([weight * self.is_loss_weight(f) + self.name(f) for f in self.in_order({*functions})])
-
-    def in_order(self, functions: Iterable[Any]) -> List[Any]:
-        """Sort functions in forward order."""
-        return sorted(functions, key=lambda f: self.graph.numbers[hash(f)])
-
-
-def _differentiated(f: Any) -> List[nn.Variable]:
-    """Inputs of a function that get a gradient from it."""
-    return [] if f.info.type_name == "Unlink" else [v for v in f.inputs if v.need_grad]
-
-
-def scope_of(parameter: str) -> str:
-    """Scope of a parameter's name, or the name if it has none."""
-    return parameter.rpartition("/")[0] or parameter

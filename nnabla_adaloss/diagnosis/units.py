@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from ..graph.functions import is_matrix_product
 from . import remedies
 from .causes import Note
+from .network import Network
 from .passes import Gradients
-from .target import Network
 
 
 class Units:

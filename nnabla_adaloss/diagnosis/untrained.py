@@ -13,7 +13,8 @@ from ..graph.functions import is_matrix_product
 from ..updaters.solvers import has
 from . import remedies
 from .causes import Cause, Note, listed
-from .target import DIFFERENCES, Network, Subject, input_name, scope_of
+from .network import DIFFERENCES, Network, scope_of
+from .target import Subject, input_name
 
 # Functions with steps that nnabla passes no gradient through.
 _COMPARISONS = ("Greater", "Less", "Equal", "NotEqual", "Logical")

@@ -16,7 +16,7 @@ from ..graph.functions import is_matrix_product, written_inputs
 from ..kernels import Kernels
 from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype
 from ..kernels.interface import RoundingStatistics
-from .target import Network
+from .network import Network
 
 _FLAT = 2.0**-10  # a derivative below this share of the largest one counts as flat
 _FLAT_ERF = -np.log(_FLAT)  # square of a number from which the derivative of erf, exp(-x ** 2), is as flat

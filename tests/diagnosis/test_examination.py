@@ -26,8 +26,9 @@ import pytest
 import nnabla_adaloss
 from nnabla_adaloss import FormatEmulation, LossScaleError, Precision, Way
 from nnabla_adaloss.diagnosis import remedies
+from nnabla_adaloss.diagnosis.network import Network
 from nnabla_adaloss.diagnosis.operands import Operands, Step
-from nnabla_adaloss.diagnosis.target import Network, Subject
+from nnabla_adaloss.diagnosis.target import Subject
 from nnabla_adaloss.diagnosis.watching import Sight
 from nnabla_adaloss.updaters.settings import keep_data
 from tests.worlds.architectures import NETWORKS
