@@ -873,6 +873,12 @@ def test_parameters_that_the_loss_reads_as_constants_are_a_note() -> None:
     assert (note.begin, note.names) == ("The solver has ", ["fc1/affine/W", "fc1/affine/b"])
 
 
+def test_labels_below_0_are_left_out_however_large_they_are() -> None:
+    x, t = inputs()
+    feed = feeder(x, t, lambda: t.d.__setitem__(slice(16), -100.0))
+    assert not diagnose(classes(hidden(x), t), feeder=feed).verdict.causes
+
+
 def test_scores_given_as_labels_are_a_cause() -> None:
     x, t = inputs()
     loss = F.mean(F.sigmoid_cross_entropy(t, affine(hidden(x), 1, "head")))

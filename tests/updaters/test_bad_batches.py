@@ -135,6 +135,21 @@ def test_an_overflow_of_gradients_lowers_the_scale_where_the_loss_is_always_infi
     assert_equal(snapshot(), before)
 
 
+@pytest.mark.parametrize("storage", ["float16", "native"])
+def test_a_nan_after_infinite_losses_is_bad_data(storage: str) -> None:
+    added = constant([0.0])
+    with nn.context_scope(HALF if storage == "native" else FLOAT):
+        y = PF.affine(data(4, 3), 2, name="a", rng=np.random.RandomState(0))
+        loss = F.mean(F.squared_error(y, constant(np.full((4, 2), 300.0)))) + F.sum(added * 1.0)
+    stored = None if storage == "native" else storage
+    updater = AdaptiveLossScalingUpdater(solver_of(S.Sgd(1e-6)), loss, storage=stored)
+    with warned():
+        updater.update()
+    added.d = math.nan
+    with pytest.raises(LossScaleError, match="^the loss is not finite in iteration 2"):
+        updater.update()
+
+
 def test_no_loss_is_read_from_a_sink() -> None:
     x = data(4, 3)
     loss = F.sink(F.mean(PF.affine(x, 2, name="a") ** 2), one_input_grad=True)
