@@ -496,12 +496,12 @@ class GradScaler:
             if outcome.verdict.of_forward:
                 self.cause = outcome.fault or "the loss is not finite"
                 if is_new:
-                    self._notifier.count_lost(self._iteration, f"forward is not finite: {self.cause}")
+                    self._notifier.count_lost(self._iteration + 1, f"forward is not finite: {self.cause}")
                     self._warn("bad", f"{self.cause}: this is not a gradient overflow; no scale is lowered")
             else:
                 self.cause = f"overflow, first in {outcome.layers[0]}"
                 if is_new:
-                    self._notifier.count_overflow(self._iteration, outcome.where)
+                    self._notifier.count_overflow(self._iteration + 1, outcome.where)
                     if not outcome.lowered:
                         self._warn("floor", f"gradients are not finite at the smallest scale: {self.cause}")
         if not self.cause:
@@ -525,7 +525,7 @@ class GradScaler:
         return outcome
 
     def _warn(self, kind: str, message: str) -> None:
-        self._notifier.warn(kind, f"step skipped in iteration {self._iteration}: {message}")
+        self._notifier.warn(kind, f"step skipped in iteration {self._iteration + 1}: {message}")
 
 
 def _loaded(scaling: AdaptiveLossScaling, state: Mapping[str, Any]) -> bool:
