@@ -124,9 +124,12 @@ def _missed(examined: Subject, network: Network) -> Dict[str, int]:
         disabled = network.walk(filter(_is_disabled, walked), _linked)
         counted = _between(network).union(hash(v) for f in disabled for v in f.inputs)
         # A comparison is no part of a teacher.
-        before = network.walk([v.parent for v in _cut_off(network)])
+        before = [*network.walk([v.parent for v in _cut_off(network)])]
         compared = [g for g in before if g.info.type_name.startswith(_COMPARISONS)]
         counted.update(hash(v) for f in network.walk(compared, _enabled) for v in f.inputs)
+        # Nor is a choice that trained layers read, such as an actor's for its critic.
+        chosen = [g for g in before if g.info.type_name == "OneHot" and _meets_weights(network, g)]
+        counted.update(hash(v) for f in network.walk(chosen, _linked) for v in f.inputs)
         missed = {name: key for name, key in missed.items() if key in counted}
     return missed
 
@@ -135,6 +138,12 @@ def _is_only_data(network: Network, v: nn.Variable) -> bool:
     """True if trained parameters are applied to nothing else; a target or a fake is cut off on purpose."""
     behind = set(map(hash, network.behind([hash(v)])))
     return any(behind.issuperset(map(hash, network.readers[key])) for key in network.leaves)
+
+
+def _meets_weights(network: Network, f: Any) -> bool:
+    """True if a trained layer depends on a function; a label meets only the loss."""
+    nodes = (network.nodes.get(hash(g)) for g in network.behind([hash(f.outputs[0])]))
+    return any(node is not None and node.leaves for node in nodes)
 
 
 def _linked(f: Any) -> List[nn.Variable]:

@@ -352,6 +352,24 @@ def test_parameters_behind_a_comparison_are_a_note() -> None:
     assert "stops at length2/affine/LessEqual, whose output has no derivative" in str(note)
 
 
+@pytest.mark.parametrize("is_label", [False, True])
+def test_parameters_behind_a_choice_that_trained_layers_read_are_a_note(is_label: bool) -> None:
+    x, t = inputs()
+    scores = affine(F.tanh(affine(x, 8, "actor1")), 5, "actor2")
+    best = F.max(scores, axis=1, keepdims=True, only_index=True).apply(need_grad=False)
+    move = F.one_hot(best, (5,))
+    if is_label:  # of a teacher, on purpose
+        loss = F.mean(F.squared_error(affine(hidden(x), 5, "student"), move))
+    else:
+        logits = affine(hidden(x)[:, :5], 16, "critic") + affine(move, 16, "critic")
+        loss = F.mean(F.softmax_cross_entropy(logits, t))
+    notes = diagnose(loss, feeder=feeder(x, t)).numbers.notes
+    told = [
+        note for note in notes if "stops at actor2/affine/Max, whose output has no derivative" in str(note)
+    ]
+    assert [len(note.names) for note in told] == [4] * (not is_label)
+
+
 @pytest.mark.parametrize(("size", "told"), [(1.0, 0), (2000.0, 1)])
 def test_numbers_next_to_the_end_of_the_format_are_a_note(size: float, told: int) -> None:
     loss, feed = network(lambda x: F.tanh(F.sin(affine(x, 16, "fc1")) * (10.0 * size)))
