@@ -128,7 +128,7 @@ class GradScaler:
         self._saved: List[Mapping[str, Any]] = []
         self.steps = self.skipped_steps = 0
         self.cause = ""
-        self._iteration = 0
+        self._iteration = 1  # number of this iteration, or of the next one between two
         self._notifier = Notifier()
         self._begin()
 
@@ -272,7 +272,7 @@ class GradScaler:
             # A batch without a step must not stay in running statistics.
             engines[0].guard.state.restore()
         elif self._enabled:
-            self._notifier.note_update(self._iteration + 1, engines[0].loss_scale, engines, self._solvers)
+            self._notifier.note_update(self._iteration, engines[0].loss_scale, engines, self._solvers)
         # Measurements of a good loss are remembered, those of an overflow as of a lost batch. Losses add to
         # the same gradients: if no scale helps one, the batch is bad, and measurements of all are dropped.
         is_bad = any(outcome.verdict.lowers_nothing for outcome in self._causes.values())
@@ -496,12 +496,12 @@ class GradScaler:
             if outcome.verdict.of_forward:
                 self.cause = outcome.fault or "the loss is not finite"
                 if is_new:
-                    self._notifier.count_lost(self._iteration + 1, f"forward is not finite: {self.cause}")
+                    self._notifier.count_lost(self._iteration, f"forward is not finite: {self.cause}")
                     self._warn("bad", f"{self.cause}: this is not a gradient overflow; no scale is lowered")
             else:
                 self.cause = f"overflow, first in {outcome.layers[0]}"
                 if is_new:
-                    self._notifier.count_overflow(self._iteration + 1, outcome.where)
+                    self._notifier.count_overflow(self._iteration, outcome.where)
                     if not outcome.lowered:
                         self._warn("floor", f"gradients are not finite at the smallest scale: {self.cause}")
         if not self.cause:
@@ -525,7 +525,7 @@ class GradScaler:
         return outcome
 
     def _warn(self, kind: str, message: str) -> None:
-        self._notifier.warn(kind, f"step skipped in iteration {self._iteration + 1}: {message}")
+        self._notifier.warn(kind, f"step skipped in iteration {self._iteration}: {message}")
 
 
 def _loaded(scaling: AdaptiveLossScaling, state: Mapping[str, Any]) -> bool:

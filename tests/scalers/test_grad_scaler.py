@@ -90,7 +90,7 @@ def test_monitors_receive_the_layers_of_each_loss() -> None:
     for _ in range(2):
         assert n.iterate()
     assert {(record.layer, record.iteration) for record in monitor.records} == {
-        ("fc2/affine", i) for i in (0, 1)
+        ("fc2/affine", i) for i in (1, 2)
     }
     assert n.scaler.scaling(n.loss).layer_scales == {"fc2/affine": monitor.records[-1].alpha}
 
