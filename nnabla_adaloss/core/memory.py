@@ -145,7 +145,7 @@ class Observations(NamedTuple):
     lost: _Amaxes = _NONE  # of lost batches, and provisional ones of overflows that no measurement explains
     underflowed: FrozenSet[str] = frozenset()  # zero at the first measurement, although predecessors are not
     entry_complete: bool = False  # True if an entry of the windows is completely measured
-    informative: bool = False  # True if a batch had a nonzero loss
+    informative: bool = False  # True if a batch had something to learn from
     not_exchanged: bool = False  # True if single batches were measured without other ranks
 
     @property
@@ -154,7 +154,7 @@ class Observations(NamedTuple):
         return self.memory.policy
 
     def unit_amaxes_of(self, names: Sequence[str]) -> List[Optional[float]]:
-        """Largest unit amaxes of components, remembered or measured since; None if unmeasured."""
+        """Largest unit amaxes of components without provisional ones; None if unmeasured."""
         windows = self.memory.windows
         largest = [windows[name].amax if name in windows else None for name in names]
         lost_amaxes = {name: one.unit_amax for name, one in self.memory.lost.items()}
@@ -205,7 +205,8 @@ class Observations(NamedTuple):
         rerun: bool = False,
     ) -> Observations:
         """Add the measurements of a pass; `completes_entry`: they end an entry of the windows; `informative`:
-        its loss is not zero; `rerun`: the batch must run again, with scales from these measurements.
+        there is something to learn; `rerun`: the batch must run again, with scales from these measurements.
+        A first measurement may demand that, too.
         """
         components, loss_weights = measured.schedule.components, measured.schedule.loss_weights
         names, amax, complete = components.names, measured.amax, measured.measured_all and measured.finite

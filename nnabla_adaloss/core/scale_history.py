@@ -132,9 +132,9 @@ class HistoryPolicy:
         return self if window == self.window else _with_window(self, window)
 
     def scale(self, amax: float, *, u_max: float) -> float:
-        """Scale limit of gradients of at most `amax`, a positive number; a power of two."""
+        """Scale limit of gradients of at most `amax`, a positive number: a power of two, or a bound."""
         limit = u_max / self.margin / amax
-        # A limit of zero or infinity is no power of two, but is clamped.
+        # Zero and infinity have no power of two; limits beyond the bounds are only clamped.
         inside = self.min_scale < limit < 2.0 * self.max_scale
         return min(max(floor_power_of_two(limit) if inside else limit, self.min_scale), self.max_scale)
 

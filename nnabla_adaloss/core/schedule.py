@@ -89,11 +89,13 @@ class ScaleSchedule:
     @cached_property
     def arriving(self) -> Mapping[int, float]:
         """Scale of each gradient, by position, when all functions have contributed to it: that of its
-        component, except of float32 scalars. Before its function runs, `steps` may multiply it.
+        component, but for float32 scalars. Before the function that computes the variable runs backward,
+        `steps` may multiply the gradient.
         """
         scales = {position: self.component_scales[index] for position, index in self.components.of.items()}
         # A float32 scalar takes over the lowest scale of the inputs of the function that computes it, so that
-        # this input's gradient need not be multiplied. In forward order: a chain of scalars hands it on.
+        # this input's gradient need not be multiplied, up to `_FLOAT_FACTOR` from its component's scale. In
+        # forward order: a chain of scalars hands it on.
         for node in reversed(self.nodes) if self.float_functions else ():
             if node.number in self.float_functions and node.inputs:
                 scale, of_inputs = scales[node.outputs[0]], min(scales[position] for position in node.inputs)

@@ -123,13 +123,12 @@ def _missed(examined: Subject, network: Network) -> Dict[str, int]:
         walked = network.walk([v.parent for v in _cut_off(network) if _is_only_data(network, v)], _linked)
         disabled = network.walk(filter(_is_disabled, walked), _linked)
         counted = _between(network).union(hash(v) for f in disabled for v in f.inputs)
-        # A comparison is no part of a teacher.
+        # A comparison is not part of a teacher, nor a choice that trained layers read, as a critic's do.
         before = [*network.walk([v.parent for v in _cut_off(network)])]
         compared = [g for g in before if g.info.type_name.startswith(_COMPARISONS)]
-        counted.update(hash(v) for f in network.walk(compared, _enabled) for v in f.inputs)
-        # Nor is a choice that trained layers read, such as an actor's for its critic.
         chosen = [g for g in before if g.info.type_name == "OneHot" and _meets_weights(network, g)]
-        counted.update(hash(v) for f in network.walk(chosen, _linked) for v in f.inputs)
+        compared_or_chosen = (*network.walk(compared, _enabled), *network.walk(chosen, _linked))
+        counted.update(hash(v) for f in compared_or_chosen for v in f.inputs)
         missed = {name: key for name, key in missed.items() if key in counted}
     return missed
 

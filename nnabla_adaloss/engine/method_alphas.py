@@ -37,9 +37,9 @@ class MethodAlphas:
                 f"delay=1 keeps statistics, not arrays, and loss_scale_method={config.loss_scale_method!r} "
                 "needs arrays; choose delay=0 or another method"
             )
-        # Gradients of each layer for `Needs.HISTORY`, also divided by their loss weight.
+        # Statistics of each layer's gradients, unscaled and divided by their loss weight, for `Needs.HISTORY`.
         self._histories: Dict[str, History] = {}
-        # Unscaled gradient and weight of each layer for `Needs.ARRAYS`, in the last pass that measured.
+        # Unscaled gradient and weight of each layer for `Needs.ARRAYS`, of the last pass with both finite.
         self._arrays: Dict[str, Tuple[NDArray[np.float32], NDArray[np.float32]]] = {}
         # Alpha before bounds of the last choice, by layer.
         self.unbounded: Dict[str, float] = {}

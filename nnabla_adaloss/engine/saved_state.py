@@ -54,7 +54,7 @@ def state_of(
 
 
 def topology_state(plan: GraphPlan, statistics: Sequence[Any], schedules: ScheduleCache) -> Dict[str, Any]:
-    """Part of a state that belongs to one topology, for `of_topology`."""
+    """Part of a state that belongs to one topology, which `of_topology` finds by the first two."""
     return {
         "network": fingerprint(plan),
         "wiring": _wiring(plan),
