@@ -37,7 +37,7 @@ class MethodAlphas:
                 f"delay=1 keeps statistics, not arrays, and loss_scale_method={config.loss_scale_method!r} "
                 "needs arrays; choose delay=0 or another method"
             )
-        # Statistics of each layer's gradients, unscaled and divided by their loss weight, for `Needs.HISTORY`.
+        # Statistics of each layer's unscaled gradients, divided by the loss weight, for `Needs.HISTORY`.
         self._histories: Dict[str, History] = {}
         # Unscaled gradient and weight of each layer for `Needs.ARRAYS`, of the last pass with both finite.
         self._arrays: Dict[str, Tuple[NDArray[np.float32], NDArray[np.float32]]] = {}
