@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import os
 from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 from ..core.layer_selection import LayerSelection, unmatched
-from ..core.validation import boolean, path_name, positive_integer, strings
+from ..core.validation import boolean, optional, path_name, positive_integer, strings
 from ..errors import warn
 from ..state.whole_file import PathLike
 from .events import Event, LayerScaled, Monitor, UpdateEnded
@@ -86,10 +87,18 @@ class Recorder(Monitor):
         self.recording = Recording(limit=positive_integer("limit", limit))
         self._files: List[Union[RowFile, TensorBoardFile]] = []
         self._unwritten: Set[str] = set()  # names of files that could not be written
-        if tensorboard is not None:
-            self._files.append(TensorBoardFile(path_name("tensorboard", tensorboard)))
-        if path is not None:
-            self._files.append(RowFile(path_name("path", path)))
+        name, folder = (optional(path_name)(*one) for one in (("path", path), ("tensorboard", tensorboard)))
+        is_new = name is not None and not os.path.lexists(name)
+        if name is not None:
+            self._files.append(RowFile(name))
+        try:
+            if folder is not None:
+                self._files.append(TensorBoardFile(folder))
+        except BaseException:
+            self.close()
+            if is_new:
+                os.remove(name)
+            raise
 
     def __enter__(self) -> Recorder:
         return self

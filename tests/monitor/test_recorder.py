@@ -46,6 +46,20 @@ def test_an_event_that_is_recorded_stands_on_the_page_of_recordings(kind: Any) -
     assert f"`{kind.__name__}`" in page.read_text(encoding="utf-8")
 
 
+def test_a_recorder_that_cannot_be_made_leaves_no_file(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX")
+    other, new, old = (tmp_path / name for name in ("other", "new.jsonl", "old.jsonl"))
+    other.write_bytes(b"text")
+    with pytest.raises(ValueError, match="is not a recording"):
+        Recorder(other, tensorboard=tmp_path / "board")
+    Recorder(old).close()
+    for path in (new, old):
+        with pytest.raises(FileExistsError):
+            Recorder(path, tensorboard=other)
+    assert {*tmp_path.iterdir()} == {other, old}
+    Recorder(old).close()  # it is not open any more
+
+
 @pytest.mark.parametrize("kind", RECORDED)
 def test_every_kind_of_event_is_recorded_and_read_back(tmp_path: Path, kind: Any) -> None:
     # Tuples and dicts are empty.
