@@ -21,11 +21,11 @@ from .validation import integer, nonnegative_number
 
 _EMPTY = AmaxWindow()
 
-# Iterations that remember the amax of a lost batch, and as many more if a batch confirms it, with one of at
-# least `1 / _CONFIRMS` of it. The provisional amax after an overflow is 2**4 times as large as its scale had
-# room for, so that no batch that had room confirms it.
+# The amax of a lost batch is remembered for this many iterations, and for as many again after each batch that
+# confirms it: whose amax times this ratio reaches it. The provisional amax after an overflow is 2**4 times as
+# large as its scale had room for, so that no batch confirms it that had room.
 _REMEMBERED = 2000
-_CONFIRMS = 2.0**3
+_CONFIRMING_RATIO = 2.0**3
 
 _Amaxes = Mapping[str, float]
 _NONE: _Amaxes = {}
@@ -44,7 +44,7 @@ class Memory(NamedTuple):
 
     policy: HistoryPolicy  # derives scales from it
     windows: Mapping[str, AmaxWindow] = {}
-    partial: _Amaxes = _NONE  # since the last entry of the windows, if an entry takes several iterations
+    partial: _Amaxes = _NONE  # of the windows' next entry, which several iterations measure in slices
     lost: Mapping[str, LostAmax] = {}
 
     def after(
@@ -54,7 +54,7 @@ class Memory(NamedTuple):
         measured since the windows' last entry.
         """
         unit_amaxes = _larger(lost, unit_amaxes)
-        memory = self._after_losses(unit_amaxes, lost, iteration) if self.lost or lost else self
+        memory = self._after_losses(unit_amaxes, lost, iteration)
         partial = _larger(self.partial, unit_amaxes)
         if not completes_entry:
             return memory._replace(partial=partial)
@@ -73,11 +73,10 @@ class Memory(NamedTuple):
             # The windows' margin covers smaller ones.
             if self._exceeds_margin(name, measured):
                 largest_since = max(largest_since, measured)
-            confirmed, expired = measured * _CONFIRMS >= unit_amax, until < iteration
+            confirmed, expired = measured * _CONFIRMING_RATIO >= unit_amax, until < iteration
             if expired and not confirmed:
-                # It falls to the amax that the largest since would just confirm; without one to 0, and is
-                # forgotten.
-                unit_amax = largest_since * _CONFIRMS
+                # It falls to the largest that one measured since confirms; without one it is forgotten.
+                unit_amax = largest_since * _CONFIRMING_RATIO
             if expired or confirmed:
                 until, largest_since = iteration + _REMEMBERED, 0.0
             if unit_amax:
@@ -142,11 +141,11 @@ class Observations(NamedTuple):
     # Provisional amaxes after an overflow; the next finite pass over the same batch replaces them.
     provisional: _Amaxes = _NONE
     began: FrozenSet[str] = frozenset()  # components where these overflows may have begun
-    lost: _Amaxes = _NONE  # of lost batches, and provisional ones of overflows that no measurement explains
+    lost_now: _Amaxes = _NONE  # of batches lost in it, and of overflows that no measurement explains
     underflowed: FrozenSet[str] = frozenset()  # zero at the first measurement, although predecessors are not
-    entry_complete: bool = False  # True if an entry of the windows is completely measured
+    completes_entry: bool = False  # True if an entry of the windows is completely measured
     informative: bool = False  # True if a batch had something to learn from
-    not_exchanged: bool = False  # True if single batches were measured without other ranks
+    measured_all: bool = False  # True if a pass has measured every gradient, of this rank's batch alone
 
     @property
     def policy(self) -> HistoryPolicy:
@@ -157,8 +156,8 @@ class Observations(NamedTuple):
         """Largest unit amaxes of components without provisional ones; None if unmeasured."""
         windows = self.memory.windows
         largest = [windows[name].amax if name in windows else None for name in names]
-        lost_amaxes = {name: one.unit_amax for name, one in self.memory.lost.items()}
-        for unit_amaxes in filter(None, (lost_amaxes, self.memory.partial, self.lost, self.now)):
+        lost_before = {name: one.unit_amax for name, one in self.memory.lost.items()}
+        for unit_amaxes in filter(None, (lost_before, self.memory.partial, self.lost_now, self.now)):
             for index, name in enumerate(names):
                 so_far = largest[index]
                 if name in unit_amaxes and (so_far is None or unit_amaxes[name] > so_far):
@@ -219,53 +218,48 @@ class Observations(NamedTuple):
             after = self._after_finite_pass(unit_amaxes, measured.shows_every_overflow)
         after = after._replace(
             now=_larger(self.now, unit_amaxes),
-            entry_complete=self.entry_complete or completes_entry,
+            completes_entry=self.completes_entry or completes_entry,
             informative=self.informative or informative,
-            not_exchanged=self.not_exchanged or measured.measured_all,
+            measured_all=self.measured_all or measured.measured_all,
             calibrated=self.calibrated and not rerun,
         )
-        unit_amaxes_before = self.unit_amaxes_of(names)
-        # A slice in which all is zero says nothing new about a component that was zero before.
-        zero_is_unseen = measured.measured_all or measured.has_gradients
-        unseen = set()
-        for i in components.computed:
-            unit_amax = unit_amaxes_before[i]
-            if loss_weights[i] and (unit_amax is None or (zero_is_unseen and unit_amax == 0.0)):
-                unseen.add(i)
-        return after._after_first_measurement(unit_amaxes_before, unseen, measured) if unseen else after
+        return after._after_first_measurement(self.unit_amaxes_of(names), measured)
 
     def _after_finite_pass(self, unit_amaxes: _Amaxes, shows_every_overflow: bool) -> Observations:
-        """Drop provisional amaxes after a finite pass that has measured all of the same batch. If that does
-        not explain the overflow, those where it may have begun go into `lost`.
+        """Drop provisional amaxes after a finite pass over the same batch, which measured every gradient. If
+        these do not explain the overflow, keep the provisional ones where it may have begun as lost.
         """
         suspects = {name: self.provisional[name] for name in self.began if name in self.provisional}
-        # The overflow began in one of them. If no measured amax comes near its provisional one, it was inside
-        # a function, which no measurement shows, and would occur again at the measured scales.
+        # If no measured amax comes near its provisional one, the overflow was inside a function, which no
+        # measurement shows, and would occur again at the measured scales.
         explained = shows_every_overflow or any(
-            unit_amaxes.get(name, 0.0) * _CONFIRMS >= unit_amax for name, unit_amax in suspects.items()
+            unit_amaxes.get(name, 0.0) * _CONFIRMING_RATIO >= unit_amax
+            for name, unit_amax in suspects.items()
         )
-        lost = self.lost if explained else _larger(self.lost, suspects)
-        return self._replace(provisional=_NONE, began=frozenset(), lost=lost)
+        lost = self.lost_now if explained else _larger(self.lost_now, suspects)
+        return self._replace(provisional=_NONE, began=frozenset(), lost_now=lost)
 
     def _after_first_measurement(
-        self,
-        unit_amaxes_before: Sequence[Optional[float]],
-        unseen: AbstractSet[int],
-        measured: PassMeasurements,
+        self, unit_amaxes_before: Sequence[Optional[float]], measured: PassMeasurements
     ) -> Observations:
-        """Decide if the pass just added requires a rerun because of components `unseen` before it: unmeasured
-        or zero. `unit_amaxes_before`: of each component, before this pass.
+        """Decide if the pass just added requires a rerun, for components that were unmeasured or zero until
+        then; `unit_amaxes_before`: of all components, before the pass.
         """
-        schedule, policy = measured.schedule, self.policy
+        schedule, loss_weights, policy = measured.schedule, measured.schedule.loss_weights, self.policy
         components, names = schedule.components, schedule.components.names
+        # A slice in which all is zero says nothing new about a component that was zero before.
+        without_amax = (None, 0.0) if measured.measured_all or measured.has_gradients else (None,)
+        new = {i for i in components.computed if loss_weights[i] and unit_amaxes_before[i] in without_amax}
+        if not new:
+            return self
         unit_amaxes = self.unit_amaxes_of(names)
-        nonzero = {index for index in unseen if unit_amaxes[index]}
+        nonzero = {index for index in new if unit_amaxes[index]}
         scales_too_low = any(
-            _limit(policy, self.now[names[i]], schedule.loss_weights[i], measured.u_max[i])
+            _limit(policy, self.now[names[i]], loss_weights[i], measured.u_max[i])
             > schedule.component_scales[i] * policy.margin
             for i in nonzero
         )
-        zero = unseen - nonzero
+        zero = new - nonzero
         if not (measured.measured_all and measured.finite and zero):
             return self._replace(calibrated=self.calibrated and not scales_too_low)
         # With their next scales, nonzero ones may bring gradients to descendants that are zero now.
@@ -310,8 +304,8 @@ class Observations(NamedTuple):
 
     def after_lost_batch(self) -> Observations:
         """Keep the provisional amaxes of an overflow: no pass over this batch will measure them."""
-        lost = _larger(_larger(self.lost, self.now), self.provisional)
-        return self._replace(provisional=_NONE, began=frozenset(), lost=lost)
+        lost = _larger(_larger(self.lost_now, self.now), self.provisional)
+        return self._replace(provisional=_NONE, began=frozenset(), lost_now=lost)
 
     @property
     def _learned(self) -> _Amaxes:
@@ -322,31 +316,29 @@ class Observations(NamedTuple):
 
     def shared(self) -> Tuple[bool, _Amaxes, _Amaxes]:
         """Export for other ranks: completeness of a windows' entry, amaxes, amaxes of lost batches."""
-        return self.entry_complete, self._learned, _larger(self.lost, self.provisional)
+        return self.completes_entry, self._learned, _larger(self.lost_now, self.provisional)
 
-    def adopting(self, entry_complete: bool, unit_amaxes: _Amaxes, lost: _Amaxes) -> Observations:
+    def adopting(self, completes_entry: bool, unit_amaxes: _Amaxes, lost: _Amaxes) -> Observations:
         """Replace this rank's amaxes by the largest `shared` ones of all ranks."""
-        after = self._replace(entry_complete=entry_complete, informative=True, now=unit_amaxes, lost=lost)
-        return after._replace(provisional=_NONE, began=frozenset())
+        after = self._replace(provisional=_NONE, began=frozenset(), informative=True)
+        return after._replace(completes_entry=completes_entry, now=unit_amaxes, lost_now=lost)
 
     @property
     def lost_recently(self) -> bool:
         """True if scales of some component are still low because of an earlier lost batch."""
-        return bool(self.memory.lost or self.lost)
+        return bool(self.memory.lost or self.lost_now)
 
     def remembered(self, *, good: bool = False) -> Memory:
         """Memory with the amaxes of this iteration, and the provisional ones unless it ended `good`."""
         last = self.after_lost_batch() if self.provisional and not good else self
-        if not (last.now or last.lost or last.entry_complete):
+        if not (last.now or last.lost_now or last.completes_entry):
             return self.memory
         return self.memory.after(
-            last._learned, completes_entry=self.entry_complete, lost=last.lost, iteration=self.iteration
+            last._learned, completes_entry=self.completes_entry, lost=last.lost_now, iteration=self.iteration
         )
 
     def after_iteration(self, *, good: bool = False) -> Observations:
         """End the iteration; unless it ended `good`, provisional amaxes are kept as those of a lost batch."""
-        if not (self.now or self.lost or self.provisional or self.entry_complete):
-            return self  # often nothing was measured, so that nothing else is set either
         return self._replace(memory=self.remembered(good=good)).without_iteration()
 
     def without_iteration(self) -> Observations:
@@ -355,7 +347,7 @@ class Observations(NamedTuple):
 
     def without_batch(self) -> Observations:
         """Drop the measurements of this iteration, except of batches lost before."""
-        return self.without_iteration()._replace(lost=self.lost)
+        return self.without_iteration()._replace(lost_now=self.lost_now)
 
     def state_dict(self) -> Dict[str, Any]:
         """Memory as plain lists; the iteration ends."""

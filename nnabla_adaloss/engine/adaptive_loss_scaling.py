@@ -343,11 +343,11 @@ class AdaptiveLossScaling:
         # Constant scales need no measurements.
         if report is None or prepared.schedules.measures_nothing(report.schedule.given_scale):
             return None
-        entry_complete, unit_amaxes, lost = self.components.shared()
+        completes_entry, unit_amaxes, lost = self.components.shared()
         # An overflow or a new topology has left this rank without schedules.
         choose_again = not prepared.schedules.chosen
         return {
-            _ENDS: [float(choose_again), float(entry_complete)],
+            _ENDS: [float(choose_again), float(completes_entry)],
             **{_COMPONENT + name: [unit_amax] for name, unit_amax in unit_amaxes.items()},
             **{_LOST + name: [unit_amax] for name, unit_amax in lost.items()},
             **prepared.statistics.shared(),
@@ -356,12 +356,12 @@ class AdaptiveLossScaling:
     def adopt_statistics(self, messages: Sequence[Mapping[str, Sequence[float]]]) -> None:
         """Replace the measurements by the `shared_statistics` of all ranks, in their order."""
         prepared = self._graph.current()
-        choose_again, entry_complete = (any(flags) for flags in zip(*(one[_ENDS] for one in messages)))
+        choose_again, completes_entry = (any(flags) for flags in zip(*(one[_ENDS] for one in messages)))
         if choose_again:
             # If one rank does, as after an overflow, all do, with equal results.
             prepared.schedules = prepared.schedules.drop()
         unit_amaxes, lost = _largest(_COMPONENT, messages), _largest(_LOST, messages)
-        self.components = self.components.adopting(entry_complete, unit_amaxes, lost)
+        self.components = self.components.adopting(completes_entry, unit_amaxes, lost)
         prepared.statistics.adopt(messages)
 
     def after_update(self, step: Optional[Callable[[], Any]] = None) -> None:

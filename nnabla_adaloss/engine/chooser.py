@@ -92,7 +92,7 @@ class Chooser:
         # earlier iterations, exchanged between the ranks; with delay=0 in this batch, whose rerun it is.
         is_complete = rerun or not measure_all
         if self.method_alphas.delay:
-            is_complete = not (measure_all or observations.not_exchanged)
+            is_complete = not (measure_all or observations.measured_all)
         # A pass that measures all has hooks anyway: merged components would save none. A complete schedule
         # serves passes that need not have them, also without what an overflow of this batch has lowered.
         split = measure_all and not is_complete

@@ -383,7 +383,7 @@ def test_overflows_of_one_batch_are_all_remembered_if_no_gradient_explains_one()
     overflow(scales, "a", *SCALES)
     overflow(scales, "b", *[scale or 1.0 for scale in of_all(scales)])
     see(scales, 1.0, 1.0, 1.0, 1.0, measured_all=True)
-    assert scales.lost == {"a": 2.0**4, "b": 2.0**8}
+    assert scales.lost_now == {"a": 2.0**4, "b": 2.0**8}
 
 
 @pytest.mark.parametrize(
@@ -403,7 +403,7 @@ def test_an_overflow_is_not_explained_by_where_that_of_an_earlier_batch_began(
     end(scales)
     overflow(scales, "a", *[scale or 1.0 for scale in of_all(scales)])
     see(scales, 1.0, 1.0, 2.0**5, 1.0, measured_all=True)
-    assert scales.lost["a"] == 2.0**4
+    assert scales.lost_now["a"] == 2.0**4
 
 
 @pytest.mark.parametrize("b", [1.0, 0.0, None])
@@ -668,13 +668,13 @@ def test_it_goes_on_in_the_middle_of_a_cycle() -> None:
 
 def test_other_ranks_do_not_know_of_single_batches_until_the_iteration_ends() -> None:
     scales = scales_with(1.0, 1.0)
-    assert not scales.not_exchanged
+    assert not scales.measured_all
     # Batches of one iteration: what the second one shows is a share, as on all ranks.
     see(scales, 1.0, 2.0, measured_all=True)
     see(scales, 1.0, 1.0)
-    assert scales.not_exchanged
+    assert scales.measured_all
     scales.after_iteration()
-    assert not scales.not_exchanged
+    assert not scales.measured_all
 
 
 def test_measurements_of_all_ranks_replace_ones_own() -> None:
