@@ -44,7 +44,6 @@ from .layer_record import Reason
 from .power_of_two import floor_power_of_two
 from .scale_history import equalized
 
-_LARGEST = 2.0**100  # the largest scale: float32 holds its reciprocal, too
 _WORTH_HOOKS = 2.0**6  # ratio of a scale of its own to the merged one from which hooks are worth their time
 _LOSSES_APART = 16.0  # scales of several losses within this factor of each other are equalized
 
@@ -66,13 +65,13 @@ class ScaleLimits(NamedTuple):
     floors: Mapping[int, float] = {}
 
     def with_s0(self, components: Components, s0: float) -> ScaleLimits:
-        """Limit the components at the loss: no scale times its loss weight may exceed a given S0."""
+        """Limit the scale of each component at the loss to a given S0, divided by its loss weight."""
         limits = list(self.limits)
         for index in components.at_loss:
             weight, limit = self.loss_weights[index], limits[index]
             if weight:
                 limits[index] = min(within_float32(s0 / weight), math.inf if limit is None else limit)
-        # Bits of a weight do not lower a scale that was given.
+        # A given scale is not lowered further to keep the bits of a weight.
         floors = {i: floor for i, floor in self.floors.items() if i not in components.at_loss}
         return self._replace(limits=limits, floors=floors)
 
@@ -85,8 +84,8 @@ class ScaleLimits(NamedTuple):
         return self.loss_weights[edge.predecessor] * (self.unit_amaxes[edge.predecessor] or 1.0)
 
     def first_scale(self, index: int, unweighted: float, predecessor_scale: float, span: float) -> float:
-        """Scale of a component that is unmeasured, or measured as zero: `unweighted`, the scale at a loss
-        weight of 1, divided by its loss weight, or more after an underflow; `span`: that of `Start`.
+        """Scale of a component that is unmeasured or zero. `unweighted`: its scale if its loss weight were 1;
+        `span`: as in `Start`.
         """
         scale = unweighted / (self.loss_weights[index] or 1.0)
         if index in self.underflowed:
@@ -95,30 +94,32 @@ class ScaleLimits(NamedTuple):
             scale = max(scale, min(scale, predecessor_scale) * span)
         return within_float32(scale)
 
-    def merged(self, of: Sequence[int]) -> ScaleLimits:
-        """Limits of merged components: the strictest of their parts; `of`: the merged one of each part."""
+    def merged(self, merged_of: Sequence[int]) -> ScaleLimits:
+        """Limits of merged components, the strictest of their parts; `merged_of`: index of the merged
+        component by index of the part.
+        """
 
-        def of_parts(
-            pick: Callable[[float, float], float], values: Iterable[Tuple[int, Optional[float]]]
+        def combined(
+            pick: Callable[[float, float], float], of_parts: Iterable[Tuple[int, Optional[float]]]
         ) -> Dict[int, float]:
-            # From the values of the parts of each merged component, where any has one.
-            picked: Dict[int, float] = {}
-            for part, value in values:
+            """Pick one value for each merged component of which any part has one."""
+            result: Dict[int, float] = {}
+            for part, value in of_parts:
                 if value is not None:
-                    picked[of[part]] = pick(value, picked.get(of[part], value))
-            return picked
+                    result[merged_of[part]] = pick(value, result.get(merged_of[part], value))
+            return result
 
-        limits, weights = of_parts(min, enumerate(self.limits)), of_parts(max, enumerate(self.loss_weights))
+        limits, weights = combined(min, enumerate(self.limits)), combined(max, enumerate(self.loss_weights))
         # Parts compare by their gradients, not by unit amaxes, as their loss weights differ.
         amaxes = [None if a is None else a * w for a, w in zip(self.unit_amaxes, self.loss_weights)]
-        largest, indices = of_parts(max, enumerate(amaxes)), range(len(weights))
+        largest, indices = combined(max, enumerate(amaxes)), range(len(weights))
         return self._replace(
             limits=[limits.get(i) for i in indices],
-            provisional=of_parts(min, self.provisional.items()),
+            provisional=combined(min, self.provisional.items()),
             loss_weights=tuple([weights[i] for i in indices]),
             unit_amaxes=[largest[i] / (weights[i] or 1.0) if i in largest else None for i in indices],
-            underflowed={of[part] for part in self.underflowed},
-            floors=of_parts(max, self.floors.items()),
+            underflowed={merged_of[part] for part in self.underflowed},
+            floors=combined(max, self.floors.items()),
         )
 
     def of_root(self, start_scale: float, span: float) -> float:
@@ -279,7 +280,8 @@ def _equalized(components: Components, limits: ScaleLimits) -> Sequence[Optional
 
 def within_float32(scale: float) -> float:
     """Clamp `scale` to the range in which float32 can multiply and divide by it."""
-    return min(max(scale, 1.0 / _LARGEST), _LARGEST)
+    largest = 2.0**100  # float32 holds its reciprocal, too
+    return min(max(scale, 1.0 / largest), largest)
 
 
 def _set_inactive(
@@ -292,7 +294,7 @@ def _set_inactive(
     for edge in edges:
         scales[edge.predecessor] = 0.0
     before: List[float] = []
-    while scales != before:  # ends, as they only increase, to values that are in the list already
+    while scales != before:  # ends, as scales only increase, to values that are in the list already
         before = [*scales]
         for edge in edges:
             scales[edge.predecessor] = max(scales[edge.predecessor], scales[edge.successor])

@@ -75,7 +75,8 @@ class Components(NamedTuple):
     def with_descendants(self, indices: AbstractSet[int]) -> AbstractSet[int]:
         """Components with these indices, and all that edges lead to from them."""
         reached, count = {*indices}, 0
-        while count < len(reached):  # again for cycles, as edges are in backward order
+        # Edges are in backward order, so that one round is enough, except for cycles.
+        while count < len(reached):
             count = len(reached)
             for edge in self.edges:
                 if edge.predecessor in reached:
@@ -99,12 +100,13 @@ class MergedComponents(NamedTuple):
 def components_of(
     nodes: Sequence[NodeStructure],
     sizes: Sequence[int],
+    shared_gradients: Mapping[int, int] = MappingProxyType({}),
     *,
     by_layer: bool,
-    one_gradient: Mapping[int, int] = MappingProxyType({}),  # first of the leaves that share a gradient array
 ) -> Components:
-    """Find the components of a graph's gradients; `sizes`, by position: 1 for scalars; `by_layer`: False if
-    layers do not scale, and so connect their inputs as other functions do.
+    """Find the components of a graph's gradients. `sizes`, by position: 1 for scalars; `shared_gradients`: of
+    leaves that share a gradient array, the first; `by_layer`: False if layers do not scale, and so connect
+    their inputs as other functions do.
     """
     groups: List[Sequence[int]] = []  # of positions with a common scale
     for node in nodes:
@@ -118,7 +120,7 @@ def components_of(
             groups.append([*node.outputs, *passed_on])
         # A scaled input belongs to a component also if it is a leaf; other leaves belong to none.
         groups += [[one.input] for one in layer_inputs]
-    return _numbered(nodes, sizes, one_gradient, _united(groups))
+    return _numbered(nodes, sizes, shared_gradients, _united(groups))
 
 
 def merge_components(
@@ -126,7 +128,7 @@ def merge_components(
     nodes: Sequence[NodeStructure],
     sizes: Sequence[int],
     swappable: AbstractSet[int],
-    one_gradient: Mapping[int, int] = MappingProxyType({}),
+    shared_gradients: Mapping[int, int] = MappingProxyType({}),
 ) -> MergedComponents:
     """Merge components that only hooks could split; `swappable` weights can be swapped for a whole pass."""
     groups: List[Sequence[int]] = [[index] for index in range(len(components.names))]
@@ -144,17 +146,17 @@ def merge_components(
         # The few contributions of functions that separate components are unscaled one by one.
         for leaf in () if node.separates else node.leaves:
             contribution = component_of_contribution(node, leaf, components.of)
-            contributions[one_gradient.get(leaf, leaf)].append(contribution)
+            contributions[shared_gradients.get(leaf, leaf)].append(contribution)
     # All layers that read a weight use one copy of it, so one alpha = S(input) / S(output): equal in each
     # schedule if their outputs share a scale, and their inputs another. Contributions to a leaf, the weight
     # included, are summed before they are unscaled, so they need one scale, too.
-    roots = _united([*groups, *outputs.values(), *inputs.values(), *contributions.values()])
-    if len({*roots.values()}) == len(roots):
-        return MergedComponents(components, range(len(roots)))
-    root_of = {position: roots[index] for position, index in components.of.items()}
-    merged = _numbered(nodes, sizes, one_gradient, root_of)
-    number_of = {index: merged.of[position] for position, index in components.of.items()}
-    of = [number_of[index] for index in roots]
+    union_of = _united([*groups, *outputs.values(), *inputs.values(), *contributions.values()])
+    if len({*union_of.values()}) == len(union_of):
+        return MergedComponents(components, range(len(union_of)))
+    union_of_position = {position: union_of[index] for position, index in components.of.items()}
+    merged = _numbered(nodes, sizes, shared_gradients, union_of_position)
+    merged_of = {index: merged.of[position] for position, index in components.of.items()}
+    of = [merged_of[index] for index in union_of]
     # A given S0 limits merged components only if no layer leads to any of their parts.
     after_layers = {number for index, number in enumerate(of) if index not in components.at_loss}
     return MergedComponents(merged._replace(at_loss=frozenset(of) - after_layers), of)
@@ -163,24 +165,24 @@ def merge_components(
 def _numbered(
     nodes: Sequence[NodeStructure],
     sizes: Sequence[int],
-    one_gradient: Mapping[int, int],
-    root_of: Mapping[int, int],
+    shared_gradients: Mapping[int, int],
+    union_of: Mapping[int, int],
 ) -> Components:
-    """Components of positions with equal `root_of`, numbered in backward order, with edges between them."""
+    """Make a component of the positions with equal `union_of`, in backward order, with edges between them."""
     named = [(node.outputs[0], node.label) for node in nodes]
     # Components of inputs only: scaled leaves, and outputs of functions that backward skips, as with nn.grad.
     for node in nodes:
-        named += [(one.input, f"{one.layer}:input") for one in node.layer_inputs if one.input in root_of]
+        named += [(one.input, f"{one.layer}:input") for one in node.layer_inputs if one.input in union_of]
         named += [(position, f"{node.label}:input") for position in node.inputs]
-    names: Dict[int, str] = {}  # by root
+    names: Dict[int, str] = {}  # by union
     for position, name in named:
-        names.setdefault(root_of[position], name)
-    numbers = {root: number for number, root in enumerate(names)}
-    of = {position: numbers[root] for position, root in root_of.items()}
+        names.setdefault(union_of[position], name)
+    numbers = {union: number for number, union in enumerate(names)}
+    of = {position: numbers[union] for position, union in union_of.items()}
     leaves: Dict[int, List[int]] = defaultdict(list)
     for node in nodes:
         for leaf in node.leaves:
-            leaves[one_gradient.get(leaf, leaf)].append(component_of_contribution(node, leaf, of))
+            leaves[shared_gradients.get(leaf, leaf)].append(component_of_contribution(node, leaf, of))
     indices = frozenset(range(len(names)))
     components = Components(
         of=of,
@@ -214,7 +216,7 @@ def component_of_contribution(node: NodeStructure, leaf: int, component_of: Mapp
 
 
 def _united(groups: Sequence[Sequence[int]]) -> Dict[int, int]:
-    """Unite groups that have a member in common; the same member stands for all of a union."""
+    """Unite groups that have a member in common; return the union of each member, named by one of them."""
     parents: Dict[int, int] = {}  # union-find tree
 
     def root(key: int) -> int:

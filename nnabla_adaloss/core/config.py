@@ -158,8 +158,10 @@ class AdaLossConfig:
         """Configuration for the gradients of a network: with `loss_scale_method` filled in."""
         return replace(self, loss_scale_method="amax_history") if self.loss_scale_method is None else self
 
-    def stored_in(self, precision: Optional[Precision]) -> AdaLossConfig:
-        """Fill in `dtype` from a storage (None: unknown); ValueError if that has another one."""
+    def for_storage(self, precision: Optional[Precision]) -> AdaLossConfig:
+        """Configuration with `dtype` filled in from a storage, or float16 if that is None, for unknown;
+        ValueError if this one has a different `dtype`.
+        """
         # Formats that differ only in what becomes of larger numbers have one range.
         stored = FLOAT16 if precision is None else precision.stored_gradients.saturating(False)
         if self.dtype is None:

@@ -119,9 +119,9 @@ class HistoryPolicy:
             )
 
     def measured_every(self, iterations: int) -> HistoryPolicy:
-        """The same policy if one in this many iterations measures: `window` then counts measurements.
+        """Policy for measurements in one of this many iterations: its `window` counts these measurements.
 
-        Their number is that in `window` iterations, but at least 16, or `window` if that is fewer.
+        As many are remembered as `window` iterations have, but at least 16, or `window` if that is less.
 
         Example:
             >>> from nnabla_adaloss import HistoryPolicy

@@ -69,10 +69,12 @@ class ScaleSchedule:
         return 1.0 if index is None else self.loss_weights[index]
 
     def moved_to(self, loss_weights: Tuple[float, ...], max_scale: float) -> Optional[ScaleSchedule]:
-        """Same alphas, if loss weights moved by one power of two and scales fit into `max_scale`; or None."""
+        """Schedule with the same alphas for other loss weights, against which scales move; None unless the
+        weights of all arrays move by one factor, and scales stay within `max_scale`.
+        """
         if [old > 0.0 for old in self.loss_weights] != [new > 0.0 for new in loss_weights]:
             return None  # other components are inactive
-        # A scale moves against its loss weight: gradients are then stored as before. None: inactive.
+        # Scales times loss weights stay, so that gradients are stored as before. None: inactive.
         moves = [old / new if new else None for old, new in zip(self.loss_weights, loss_weights)]
         # Alphas are ratios of arrays' scales. Weights of scalars may move otherwise: that of the loss is 1.
         scalars = self.components.scalar_components
@@ -148,7 +150,7 @@ class ScaleSchedule:
 
     @cached_property
     def layers(self) -> Dict[str, Tuple[float, float]]:
-        """Scale of the output gradient, and alpha, of each layer, in backward order."""
+        """By layer, in backward order: scale of its output gradient, and its alpha."""
         return {
             one.layer: (self.steps[node.number].scale, alpha)
             for node in self.nodes

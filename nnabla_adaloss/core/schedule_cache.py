@@ -55,11 +55,11 @@ class ScheduleCache:
         in_cycle = first <= iteration < start + self.iterations and chosen.iteration >= start
         return chosen.schedule if in_cycle or self.measures_nothing(given_scale) else None
 
-    def moved(
-        self, iteration: int, given_scale: Optional[float], loss_weights: Tuple[float, ...], max_scale: float
+    def moved_to(
+        self, loss_weights: Tuple[float, ...], iteration: int, given_scale: Optional[float], max_scale: float
     ) -> Optional[ScaleSchedule]:
-        """Latest schedule, if it is in use and only has to be moved to these loss weights; else None."""
-        latest = self.current(iteration, given_scale, [*self.chosen][-1]) if self.chosen else None
+        """Latest schedule, moved to these loss weights; None if it is not in use, or alphas would change."""
+        latest = self.current(iteration, given_scale, list(self.chosen)[-1]) if self.chosen else None
         moved = latest and latest.moved_to(loss_weights, max_scale)
         last = self.last(loss_weights)
         # The last one for these loss weights is usually equal, and has its steps already.

@@ -44,8 +44,8 @@ from .passes.hooked import PassInputs
 from .report import PassReport
 from .saved_state import load_state, state_of
 
-# The loop that divides by the scale: derived updaters with another loop may not.
-_DIVIDING_LOOP = DynamicLossScalingUpdater.update.__code__
+# Code of the method that divides by the scale; a derived updater may have one of its own that does not.
+_CODE_THAT_DIVIDES = DynamicLossScalingUpdater.update.__code__
 
 _gradient = attrgetter("grad")
 
@@ -147,7 +147,7 @@ class AdaptiveLossScaling:
             ignored = " and ".join(config.unused) + " change nothing with the default method"
             warn(f'{ignored}; give loss_scale_method="approx_range", too')
         stored = self._storage.narrowest or (Precision() if self.in_half else None)
-        self.config = (config or AdaLossConfig()).for_network().stored_in(stored)
+        self.config = (config or AdaLossConfig()).for_network().for_storage(stored)
         self.kernels = select_kernels(context)
         method_alphas = MethodAlphas(self.config)
         self.delay = method_alphas.delay
@@ -559,7 +559,7 @@ def _largest(prefix: str, messages: Sequence[Mapping[str, Sequence[float]]]) -> 
 def _refuse_a_second_division(loss: Any) -> None:
     """Raise TypeError if nnabla's `DynamicLossScalingUpdater`, which divides gradients, is running `loss`."""
     for frame, _ in walk_stack(sys._getframe()):
-        if frame.f_code is _DIVIDING_LOOP and frame.f_locals["self"].loss is loss:
+        if frame.f_code is _CODE_THAT_DIVIDES and frame.f_locals["self"].loss is loss:
             updater = type(frame.f_locals["self"]).__name__
             raise TypeError(
                 f"{updater} divides gradients by the scale, but its loss is an {type(loss).__name__}, which "

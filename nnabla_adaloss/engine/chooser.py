@@ -73,7 +73,7 @@ class Chooser:
         # A rerun always chooses: the measurements of its batch are new.
         schedule = None if rerun else in_use.current(iteration, given_scale, loss_weights)
         if schedule is None and not rerun:
-            schedule = in_use.moved(iteration, given_scale, loss_weights, policy.max_scale)
+            schedule = in_use.moved_to(loss_weights, iteration, given_scale, policy.max_scale)
             in_use = in_use if schedule is None else in_use.keep(schedule, iteration)
         if schedule is not None:
             return Decision(schedule, in_use, slice=prepared.slice(in_use, iteration, given_scale))

@@ -152,8 +152,8 @@ class GraphCache:
             graph = self._reader.read()
         previous, self._previous = self._present or self._previous, None
         names = self._names_for(graph, previous)
-        shared_gradients = self._shared_gradients.find(graph, names, self._kernels.context)
-        described = graph.description(names, shared_gradients)
+        shared = self._shared_gradients.find(graph, names, self._kernels.context)
+        described = graph.description(names, shared)
         if previous is not None:
             plan = previous.plan.of_alike(graph, described, self._options)
             if plan is not previous.plan:
@@ -169,7 +169,7 @@ class GraphCache:
             plans = (plan.with_other_parameters(graph, described, self._options) for plan in known)
             plan = next(filter(None, plans), None)
             if plan is None:
-                plan = GraphPlan(graph, **self._options._asdict(), names=names, one_gradient=shared_gradients)
+                plan = GraphPlan(graph, **self._options._asdict(), names=names, shared_gradients=shared)
             topology = Topology(plan, self._no_schedules, ())
         if previous is not None:
             # All topologies take turns in one cycle of measuring.

@@ -33,7 +33,7 @@ Redirected = Dict[Tuple[int, int], int]
 """Points of gradients with a scale of their own, by number of the function that writes them and position."""
 
 # Shared, because creating a configuration takes longer than creating a function.
-_DEFAULT = AdaLossConfig().stored_in(None)
+_DEFAULT = AdaLossConfig().for_storage(None)
 
 UNSCALED_POINT = 0
 """Point of all unscaled gradients."""
@@ -79,7 +79,7 @@ class ScaleTracker:
         self, config: Optional[AdaLossConfig] = None, scale: float = 8.0, monitors: Sequence[Any] = ()
     ) -> None:
         checked = instance_or_none("config", config, AdaLossConfig)
-        self.config = _DEFAULT if checked is None else checked.stored_in(None)
+        self.config = _DEFAULT if checked is None else checked.for_storage(None)
         if self.config.delay == 1:
             raise ValueError("config.delay is 1, but functions compute a scale where they apply it: use 0")
         self.scale = scale

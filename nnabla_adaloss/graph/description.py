@@ -54,7 +54,7 @@ class GraphDescription(NamedTuple):
     # Key and name of leaves that stay in a rebuilt graph: those with a gradient or a name, by position.
     kept: Dict[int, Tuple[int, Optional[str]]]
     # For leaves that share a gradient array, as a weight and its reshaped view do: the first of them.
-    one_gradient: Mapping[int, int] = MappingProxyType({})
+    shared_gradients: Mapping[int, int] = MappingProxyType({})
 
     def reads(self, f: Any, index: int, position: int) -> bool:
         """True if backward of the function `f` with this index reads the data of one of its variables."""

@@ -48,7 +48,7 @@ class GraphPlan:
         adaptive: False when no function between the loss and the first layer may be rescaled.
         non_homogeneous: type names of further functions whose gradient is not linear in the output gradient.
         names: names of parameters, by variable key; those in nnabla's current scope are added.
-        one_gradient: for leaves that share a gradient array, the first one of them.
+        shared_gradients: for leaves that share a gradient array, the first one of them.
 
     Attributes:
         described: the graph by value.
@@ -74,10 +74,10 @@ class GraphPlan:
         adaptive: bool = True,
         non_homogeneous: Sequence[str] = (),
         names: Optional[ParameterNames] = None,
-        one_gradient: Mapping[int, int] = MappingProxyType({}),
+        shared_gradients: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
         graph = loss if isinstance(loss, Graph) else Graph(loss)
-        described = graph.description(graph.completed_names(names), one_gradient)
+        described = graph.description(graph.completed_names(names), shared_gradients)
         self.described, self.options = described, PlanOptions(selection, adaptive, frozenset(non_homogeneous))
         self._hold(graph)
         self._on_host = numbers_on_host(described, graph.functions)
@@ -119,7 +119,7 @@ class GraphPlan:
 
     def leaf(self, position: int) -> int:
         """Return the leaf, or the first of those that share its gradient array."""
-        return self.described.one_gradient.get(position, position)
+        return self.described.shared_gradients.get(position, position)
 
     def of_alike(
         self, graph: Graph, described: GraphDescription, options: PlanOptions
@@ -194,15 +194,15 @@ class GraphPlan:
     def components(self, *, by_layer: bool) -> Components:
         """Components: gradients connected by functions that pass a scale on; see `components_of`."""
         if by_layer not in self._components:
-            shared = self.described.one_gradient
-            components = components_of(self.nodes, self._size_classes, by_layer=by_layer, one_gradient=shared)
+            shared = self.described.shared_gradients
+            components = components_of(self.nodes, self._size_classes, shared, by_layer=by_layer)
             self._components[by_layer] = components
         return self._components[by_layer]
 
     @cached_property
     def merged(self) -> MergedComponents:
         """Components, merged where only hooks could split them."""
-        components, shared = self.components(by_layer=True), self.described.one_gradient
+        components, shared = self.components(by_layer=True), self.described.shared_gradients
         return merge_components(components, self.nodes, self._size_classes, self.swappable, shared)
 
     def loss_weights(self, *, by_layer: bool) -> LossWeights:

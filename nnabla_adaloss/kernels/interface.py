@@ -46,8 +46,8 @@ class ScaledCopies:
 
 
 class UnscalingList:
-    """Gradients to divide by a scale each, in place or into float32 masters, no two of which share memory;
-    reusable. `accumulate`: those that are added to their masters, which are not sources.
+    """Gradients, each to be divided by its scale, in place or into its float32 master; no two share memory.
+    Reusable in many passes. `accumulate`: True for each that is added to its master, which is another array.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Kernels(ABC):
 
     @abstractmethod
     def exponent_histogram(self, x: NdArray) -> Tuple[ArrayStatistics, NDArray[np.int64]]:
-        """The statistics of `x` and, from the same pass, how many elements have each binary exponent.
+        """Statistics of `x`, and the number of elements with each binary exponent, from one pass.
 
         Bin e counts the x with 2^(e-127) <= |x| < 2^(e-126), bin 0 the zeros and whatever is below 2^-126,
         bin 255 the infinities and NaNs.
@@ -113,21 +113,20 @@ class Kernels(ABC):
 
     @abstractmethod
     def largest(self, arrays: Arrays) -> float:
-        """Largest magnitude in the arrays, infinity or NaN if one is not finite: a single wait for a GPU."""
+        """Largest magnitude in the arrays; infinity or NaN if an element is. It waits for a GPU once."""
 
     @abstractmethod
     def mark_nonfinite(self, arrays: Arrays, mark: NdArray) -> None:
-        """Make the last element of `mark`, a float32 zero, infinite or NaN if an element of an array is.
-
-        Reading the mark waits for a GPU; this does not.
+        """Make the last element of `mark`, a float32 zero, infinite or NaN if an element of an array is;
+        without waiting for a GPU, unlike reading the mark.
         """
 
     def gradients_are_finite(self, variables: Iterable[Variable]) -> bool:
-        """True if gradients, of any dtype, are finite: a single wait for a GPU."""
+        """True if gradients, of any dtype, are finite. It waits for a GPU once."""
         return math.isfinite(self.largest(self._written(variables)))
 
     def gradients_are_zero(self, variables: Iterable[Variable]) -> bool:
-        """True if gradients, of any dtype, are all zero: a single wait for a GPU."""
+        """True if gradients, of any dtype, are all zero. It waits for a GPU once."""
         return self.largest(self._written(variables)) == 0.0
 
     def mark_nonfinite_gradients(self, variables: Iterable[Variable], mark: NdArray) -> None:

@@ -17,7 +17,7 @@ from .rows import LayerRow, points_of
 
 
 class TensorBoardFile:
-    """Writes rows to a new event file in a folder: of each layer, the last pass of an iteration."""
+    """Writes rows to a new event file in a folder; of each layer only the last pass of each iteration."""
 
     # tensorboardX's own writer is not used: its thread blocks a training forever on a full disk.
 

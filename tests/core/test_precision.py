@@ -77,7 +77,7 @@ def test_fp8_hybrid() -> None:
     assert (hybrid.forward, hybrid.backward) == (FLOAT8_E4M3.saturating(), FLOAT8_E5M2.saturating())
     assert hybrid.stored_data is hybrid.stored_gradients is hybrid.otherwise is FLOAT16
     assert str(hybrid) == "float16, and float8_e4m3 with gradients in float8_e5m2 in matrix products"
-    assert AdaLossConfig().stored_in(hybrid).range == Range(6e-8, 65504.0)
+    assert AdaLossConfig().for_storage(hybrid).range == Range(6e-8, 65504.0)
     assert pickle.loads(pickle.dumps(hybrid)) == hybrid
     assert hash(hybrid) == hash(PRECISIONS["fp8_hybrid"])
 
@@ -97,36 +97,36 @@ def test_a_single_element_is_never_narrower_than_16_bits(name: str) -> None:
 
 def test_the_range_follows_the_gradients() -> None:
     """Whatever else is configured: the storage owns the format."""
-    config = AdaLossConfig(n_uf_threshold=1e-4).stored_in(get_precision("float8_e4m3"))
+    config = AdaLossConfig(n_uf_threshold=1e-4).for_storage(get_precision("float8_e4m3"))
     assert config.range == Range(2.0**-9, 448.0)
     assert config.dtype == "float8_e4m3"
     mixed = Precision("float8_e4m3", "float8_e5m2", saturate=True)
-    assert AdaLossConfig().stored_in(mixed).range == Range(2.0**-16, 57344.0)
-    assert AdaLossConfig().stored_in(None).dtype == "float16"
-    assert AdaLossConfig(u_max=100.0).stored_in(get_precision("float8_e4m3")).range.u_max == 100.0
+    assert AdaLossConfig().for_storage(mixed).range == Range(2.0**-16, 57344.0)
+    assert AdaLossConfig().for_storage(None).dtype == "float16"
+    assert AdaLossConfig(u_max=100.0).for_storage(get_precision("float8_e4m3")).range.u_max == 100.0
 
 
 def test_a_dtype_that_agrees_with_the_storage_may_be_given() -> None:
     config = AdaLossConfig(dtype="float8_e4m3")
-    assert config.stored_in(get_precision("float8_e4m3")) is config
-    assert config.stored_in(Precision("float16", FLOAT8_E4M3, saturate=True)) is config
-    assert config.stored_in(None) is config
+    assert config.for_storage(get_precision("float8_e4m3")) is config
+    assert config.for_storage(Precision("float16", FLOAT8_E4M3, saturate=True)) is config
+    assert config.for_storage(None) is config
 
 
 def test_a_dtype_that_disagrees_with_the_storage_is_an_error() -> None:
     with pytest.raises(ValueError, match="dtype='float16', but storage .* float8_e4m3: leave dtype out"):
-        AdaLossConfig(dtype="float16").stored_in(get_precision("float8_e4m3"))
+        AdaLossConfig(dtype="float16").for_storage(get_precision("float8_e4m3"))
     with pytest.raises(ValueError, match="dtype='float12', but storage keeps gradients in float16"):
-        AdaLossConfig(dtype=OWN).stored_in(get_precision("float16"))
+        AdaLossConfig(dtype=OWN).for_storage(get_precision("float16"))
 
 
 def test_a_format_of_ones_own() -> None:
-    config = AdaLossConfig().stored_in(get_precision(OWN))
+    config = AdaLossConfig().for_storage(get_precision(OWN))
     assert config.dtype is OWN
     assert config.range == AdaLossConfig(dtype=OWN).range == Range(2.0**-20, (2.0 - 2.0**-6) * 2.0**15)
     # The name of a format does not make another one the same.
     impostor = Format.ieee("float16", exponent_bits=5, mantissa_bits=6)
-    assert AdaLossConfig().stored_in(get_precision(impostor)).dtype is impostor
+    assert AdaLossConfig().for_storage(get_precision(impostor)).dtype is impostor
 
 
 @pytest.mark.parametrize(

@@ -97,19 +97,19 @@ def test_the_last_schedule_moves_with_loss_weights_that_move_alike() -> None:
     n = chain()
     cache, limit = ScheduleCache(4, by_layer=True, delayed=True), 2.0**100
     schedule = n.chosen([2.0, 8.0, 32.0], None, (1.0, 2.0**3, 2.0**4))
-    assert cache.moved(3, None, ONES, limit) is None
+    assert cache.moved_to(ONES, 3, None, limit) is None
     cache = cache.keep(n.schedule, 3)
     cache = cache.keep(schedule, 3)
     # The loss itself, which is a single element, stays.
-    moved = cache.moved(4, None, (1.0, 2.0**-3, 2.0**-2), limit)
+    moved = cache.moved_to((1.0, 2.0**-3, 2.0**-2), 4, None, limit)
     assert moved == n.chosen([2.0, 2.0**9, 2.0**11], None, (1.0, 2.0**-3, 2.0**-2))
     # Others have to be chosen, as they have when a cycle has ended.
-    assert cache.moved(4, None, (1.0, 2.0**-3, 2.0**-3), limit) is None
-    assert cache.moved(7, None, (1.0, 2.0**-3, 2.0**-2), limit) is None
+    assert cache.moved_to((1.0, 2.0**-3, 2.0**-3), 4, None, limit) is None
+    assert cache.moved_to((1.0, 2.0**-3, 2.0**-2), 7, None, limit) is None
     # A limit of S0 / weight moves likewise, while S0 is the same.
     cache = cache.keep(n.chosen([2.0, 8.0, 32.0], 2.0), 4)
-    assert cache.moved(5, None, (1.0, 2.0, 2.0), limit) is None
-    assert cache.moved(5, 2.0, (1.0, 2.0, 2.0), limit) == n.chosen([2.0, 4.0, 16.0], 2.0, (1.0, 2.0, 2.0))
+    assert cache.moved_to((1.0, 2.0, 2.0), 5, None, limit) is None
+    assert cache.moved_to((1.0, 2.0, 2.0), 5, 2.0, limit) == n.chosen([2.0, 4.0, 16.0], 2.0, (1.0, 2.0, 2.0))
 
 
 @pytest.mark.parametrize(

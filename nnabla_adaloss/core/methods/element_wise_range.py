@@ -72,7 +72,7 @@ class ElementWiseRange(Method):
 
 
 def _pairs(g: NDArray[Any], W: Optional[NDArray[Any]]) -> List[Tuple[Magnitudes, Magnitudes]]:
-    """Sort the non-zero magnitudes of gradient and weight, per common channel."""
+    """Sorted nonzero magnitudes of gradient and weight, a pair for each common channel that has both."""
     if W is None:
         magnitudes = _sorted_nonzero(g)
         return [(magnitudes, np.ones(1))] if magnitudes.size else []
