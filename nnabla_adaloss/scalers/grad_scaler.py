@@ -428,7 +428,8 @@ class GradScaler:
         lost = self._overflow(key)
         rules = Rules(repeat=True, max_repeats=_REPEATS, update_lost=lost is not None)
         loop = BatchLoop(scaling, run_pass, self._parameters, scaling.components.policy.min_scale)
-        self._outcomes[key] = lost or loop.run(rules)
+        outcome = loop.run(rules)  # also of a lost step: another solver's may not be lost
+        self._outcomes[key] = lost or outcome
         if now is not None:
             guard.state.restore(now)
 

@@ -360,6 +360,28 @@ def test_the_first_of_two_batches_is_the_cause_after_the_users_own_forward(
         assert not n.scaler.step(n.solver)
 
 
+@ignores_warnings
+@pytest.mark.parametrize("delay", [None, 0])
+def test_a_batch_added_to_one_that_overflowed_counts_for_solvers_that_step(delay: Optional[int]) -> None:
+    x, weights = nn.Variable((2, 1)), [nn.Variable((1, 1), need_grad=True) for _ in range(2)]
+    # The gradient of a root is infinite at 0.
+    loss = F.mean(F.affine(x, weights[0]) ** 0.5) + F.mean(F.affine(constant(np.ones((2, 1))), weights[1]))
+    solvers = [S.Sgd(0.0) for _ in weights]
+    for solver, weight in zip(solvers, weights):
+        weight.d = 1.0
+        solver.set_parameters({"w": weight})
+    scaler = GradScaler(*solvers, config=AdaLossConfig(delay=delay))
+    for first, updated in ((1.0, [True, True]), (0.0, [False, True])):
+        for solver in solvers:
+            solver.zero_grad()
+        for x.d in (first, 1.0):
+            scaler.forward(loss)
+            scaler.backward(loss)
+        assert weights[1].g.item() == 2.0
+        assert [scaler.step(solver) for solver in solvers] == updated
+        scaler.update()
+
+
 def test_calls_in_the_wrong_order_are_refused() -> None:
     n = Net()
     scaler, solver = n.scaler, n.solver
