@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 import nnabla as nn
 
@@ -139,11 +139,11 @@ class GradScaler:
         self._finite: Dict[int, Optional[bool]] = {}
         self._stepped: Dict[int, bool] = {}
         # By keys of losses: of those that ran forward, the latest last, True if backward is due; the engines
-        # that ran backward; outcomes of batches that ran again or overflowed; those that made steps skip.
+        # that ran backward; and the first batch of each that overflowed.
         self._forwarded: Dict[int, bool] = {}
         self._used: Dict[int, AdaptiveLossScaling] = {}
-        self._outcomes: Dict[int, Outcome] = {}
-        self._causes: Dict[int, Outcome] = {}
+        self._overflows: Dict[int, Outcome] = {}
+        self._blamed: Set[int] = set()  # keys of the losses that made steps skip
         self._unexplained = False  # True if the cause of a skipped step is still unknown
 
     def forward(self, loss: LossLike, clear_buffer: bool = False, clear_no_need_grad: bool = False) -> None:
@@ -212,8 +212,8 @@ class GradScaler:
         knows_forward = key in self._forwarded or len(self._engines) == 1
         if self._enabled and knows_forward and not any(self._forwarded.values()):
             for used_key, used in self._used.items():
-                if self._overflow(used_key) is None and used.overflowed(self._parameters):
-                    self._outcomes[used_key] = self._examine(used)
+                if used_key not in self._overflows and used.overflowed(self._parameters):
+                    self._overflows[used_key] = self._examine(used)
 
     def unscale_(self, solver: Any) -> None:
         """Call this before a solver's gradients are read or changed, for example clipped.
@@ -275,11 +275,11 @@ class GradScaler:
             self._notifier.note_update(self._iteration, engines[0].loss_scale, engines, self._solvers)
         # Measurements of a good loss are remembered, those of an overflow as of a lost batch. Losses add to
         # the same gradients: if no scale helps one, the batch is bad, and measurements of all are dropped.
-        is_bad = any(outcome.verdict.lowers_nothing for outcome in self._causes.values())
+        is_bad = any(self._overflows[key].verdict.lowers_nothing for key in self._blamed)
         for key, scaling in self._used.items():
             if is_bad:
                 scaling.drop_iteration()
-            elif key in self._causes:
+            elif key in self._blamed:
                 scaling.end_iteration()
             elif self._enabled:
                 scaling.after_update()
@@ -302,7 +302,7 @@ class GradScaler:
         if not self._enabled:
             return 1.0
         if loss is not None:
-            # Asking is no use of a loss: it changes neither the order of use nor the losses in memory.
+            # `scaling` would make it the loss used last, which decides which losses are forgotten first.
             key = hash(variable_of(loss))
             known = [scaling for scaling in self.engines if hash(scaling.variable) == key]
             return (known[0] if known else self.scaling(loss)).loss_scale
@@ -424,12 +424,12 @@ class GradScaler:
         self._begin_where_forward_ended(scaling)
         # Repeats rewind the state that all losses share: keep what forward of other losses has written since.
         now = None if key == next(reversed(self._forwarded), None) else guard.state.now()
-        # With accumulation: the outcome of an earlier batch of this loss that has lost the step.
-        lost = self._overflow(key)
-        rules = Rules(repeat=True, max_repeats=_REPEATS, update_lost=lost is not None)
+        # With accumulation, an earlier batch may have lost the step; another solver may make its own.
+        rules = Rules(repeat=True, max_repeats=_REPEATS, update_lost=key in self._overflows)
         loop = BatchLoop(scaling, run_pass, self._parameters, scaling.components.policy.min_scale)
-        outcome = loop.run(rules)  # also of a lost step: another solver's may not be lost
-        self._outcomes[key] = lost or outcome
+        outcome = loop.run(rules)
+        if outcome.facts.overflowed:
+            self._overflows.setdefault(key, outcome)
         if now is not None:
             guard.state.restore(now)
 
@@ -462,17 +462,12 @@ class GradScaler:
             leaf
             for key, scaling in self._used.items()
             if scaling.result.loss_is_nan
-            or self._outcomes.get(key, Outcome()).verdict is PassVerdict.NONFINITE_LOSS
+            or (key in self._overflows and self._overflows[key].verdict is PassVerdict.NONFINITE_LOSS)
             for leaf in scaling.graph.by_key(scaling.plan.leaves)
         }
         # A solver's own check waits for the GPU once per parameter.
         kernels = next(iter(self._used.values())).kernels
         return of_nan.isdisjoint(map(hash, parameters)) and kernels.gradients_are_finite(parameters)
-
-    def _overflow(self, key: int) -> Optional[Outcome]:
-        """Outcome of the loss with this key, if its gradients were not finite."""
-        outcome = self._outcomes.get(key, Outcome())
-        return outcome if outcome.facts.overflowed else None
 
     def _skip(self) -> None:
         """Skip a step and find the cause, unless another loss waits for its backward: then `update` does."""
@@ -487,13 +482,12 @@ class GradScaler:
         """Lower the scale that made gradients of a skipped step overflow, or warn of another cause."""
         self.cause = ""
         for key, scaling in self._used.items():
-            outcome = self._overflow(key)
-            if outcome is None:
+            if key not in self._overflows:
                 if not (scaling.found_inf or scaling.result.loss_is_nan):
                     continue
-                outcome = self._outcomes[key] = self._examine(scaling)
-            is_new = key not in self._causes
-            self._causes[key] = outcome
+                self._overflows[key] = self._examine(scaling)
+            outcome, is_new = self._overflows[key], key not in self._blamed
+            self._blamed.add(key)
             if outcome.verdict.of_forward:
                 self.cause = outcome.fault or "the loss is not finite"
                 if is_new:
