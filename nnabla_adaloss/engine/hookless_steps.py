@@ -7,12 +7,12 @@ from collections import deque
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
-from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
 import nnabla as nn
 
 from ..core.components import Components, LayerInput
-from ..core.schedule import Rescale, ScaleSchedule, Step
+from ..core.schedule import Rescale, ScaleSchedule
 from ..graph.plan import GraphPlan
 from ..kernels.arrays import ScratchPool, is_zeroing, size_of
 from ..kernels.interface import UnscalingList
@@ -126,15 +126,24 @@ class HooklessSteps:
         return frozenset([*self.weights.keys, *(hash(leaf.variable) for leaf in self.leaves)])
 
 
-def plan_steps(prepared: PreparedGraph, schedule: ScaleSchedule) -> Union[HooklessSteps, str]:
-    """Plan the steps of a pass without hooks; if it needs hooks, return the reason."""
+def plan_steps(prepared: PreparedGraph, schedule: ScaleSchedule) -> Tuple[Optional[HooklessSteps], str]:
+    """Plan the steps of a pass without hooks, with `"hookless"`; if it needs hooks, None, with the reason."""
     if any(prepared.plan.described.recomputed):
         # That would read the scaled copies of weights.
-        return "activations are computed again in backward"
+        return None, "activations are computed again in backward"
     nodes, steps = prepared.plan.nodes, schedule.steps
-    weights = _swapped_weights(prepared, steps)
-    if isinstance(weights, str):
-        return weights
+    by_weight: Dict[int, Tuple[LayerInput, float]] = {}
+    for node in nodes:
+        alphas = steps[node.number].alphas if node.layer_inputs else ()
+        for layer_input, alpha in zip(node.layer_inputs, alphas):
+            _, first_alpha = by_weight.setdefault(layer_input.weight, (layer_input, alpha))
+            if alpha != first_alpha:
+                return None, f"{layer_input.layer} shares a weight with a layer of another scale"
+    swapped = [(layer_input, alpha) for layer_input, alpha in by_weight.values() if alpha != 1.0]
+    for layer_input, _ in swapped:
+        if layer_input.weight not in prepared.plan.swappable:
+            # Their backward would read the scaled copy.
+            return None, f"others read the weight of {layer_input.layer}"
     # Contributions to each leaf, in the order of the masters.
     by_leaf: Dict[int, List[Contribution]] = {leaf: [] for leaf in prepared.plan.leaves}
     for node in nodes:
@@ -153,21 +162,5 @@ def plan_steps(prepared: PreparedGraph, schedule: ScaleSchedule) -> Union[Hookle
     for previous, node in zip(nodes, nodes[1:]):
         if node.number in steps and steps[node.number].before:
             between[previous.number] = between.get(previous.number, ()) + steps[node.number].before
-    return HooklessSteps(weights, [writers[0] for writers in by_leaf.values()], following, between)
-
-
-def _swapped_weights(prepared: PreparedGraph, steps: Mapping[int, Step]) -> Union[SwappedWeights, str]:
-    """Weights to swap for a whole pass; if functions need them at different scales, the reason for hooks."""
-    by_weight: Dict[int, Tuple[LayerInput, float]] = {}
-    for node in prepared.plan.nodes:
-        alphas = steps[node.number].alphas if node.layer_inputs else ()
-        for layer_input, alpha in zip(node.layer_inputs, alphas):
-            _, first_alpha = by_weight.setdefault(layer_input.weight, (layer_input, alpha))
-            if alpha != first_alpha:
-                return f"{layer_input.layer} shares a weight with a layer of another scale"
-    swapped = [(layer_input, alpha) for layer_input, alpha in by_weight.values() if alpha != 1.0]
-    for layer_input, _ in swapped:
-        if layer_input.weight not in prepared.plan.swappable:
-            # Their backward would read the scaled copy.
-            return f"others read the weight of {layer_input.layer}"
-    return SwappedWeights(prepared.graph, swapped)
+    weights, leaves = SwappedWeights(prepared.graph, swapped), [writers[0] for writers in by_leaf.values()]
+    return HooklessSteps(weights, leaves, following, between), "hookless"

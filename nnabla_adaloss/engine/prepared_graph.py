@@ -49,16 +49,16 @@ class PreparedGraph:
     # Parameters whose gradients are zeroed in each iteration; None: of all leaves.
     zeroed: Parameters = None
     # Results of `plan_steps`, by the scales of the components.
-    steps: Mapping[Tuple[float, ...], Any] = _NOTHING
+    steps: Mapping[Tuple[float, ...], Tuple[Any, str]] = _NOTHING
     _slices: Sequence[Optional[Slice]] = ()
 
     def for_graph(self, graph: Graph, plan: GraphPlan, storage: NativeStorage) -> PreparedGraph:
         """Adapt to another graph of this topology; cached properties are computed again."""
         # Fields that are not replaced must not depend on the graph. Steps need their Variables in it.
         steps = {
-            scales: steps
-            for scales, steps in self.steps.items()
-            if isinstance(steps, str) or steps.keys <= plan.kept_keys
+            scales: (steps, kind)
+            for scales, (steps, kind) in self.steps.items()
+            if steps is None or steps.keys <= plan.kept_keys
         }
         return replace(
             self,

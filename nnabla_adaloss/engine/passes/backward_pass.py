@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from typing import Optional, Union
+from typing import Optional, Tuple, Union
 
 from ...core.schedule import ScaleSchedule
-from ...graph.hooks import Hook, HookGuard, root_cause
+from ...graph.hooks import HookGuard, root_cause
 from ...graph.loss import LossLike, LossSeed, run_backward
 from ...kernels.arrays import stored_dtype
 from ..chooser import Decision
@@ -28,25 +28,21 @@ def run_pass(
 ) -> PassReport:
     """Run the backward of `loss`, and restore all swapped arrays, also after exceptions."""
     schedule, statistics = decision.schedule, prepared.statistics
-    steps = _steps_for(prepared, decision, inputs, watch)
+    steps, kind = _steps_for(prepared, decision, inputs, watch)
     running: Union[HookedPass, HooklessPass]
-    if isinstance(steps, HooklessSteps):
-        kind, running = "hookless", HooklessPass(prepared, decision, inputs, steps)
+    if steps is None:
+        running = HookedPass(prepared, decision, inputs, watch)
     else:
-        kind, running = steps, HookedPass(prepared, decision, inputs, watch)
-    guard: Optional[HookGuard] = None
-    pre: Optional[Hook] = None
-    post: Optional[Hook] = None
+        running = HooklessPass(prepared, decision, inputs, steps)
+    # nnabla does not stop backward when a hook raises: arrays are restored at once.
+    guard = HookGuard(running.restore)
     try:
         before, after = running.begin()
-        if before or after:
-            # nnabla does not stop backward when a hook raises: arrays are restored at once.
-            guard = HookGuard(running.restore)
-            pre, post = guard.chain(*before), guard.chain(*after)
+        pre, post = guard.chain(*before), guard.chain(*after)
         run_backward(
             loss, schedule.seed_scale, inputs.grad, inputs.clear_buffer, inputs.callbacks, pre, post, seed
         )
-        if guard is not None and guard.error is not None:
+        if guard.error is not None:
             raise guard.error
         written = running.end()
         gradients, results = statistics.finish(schedule.loss_weight_of)
@@ -55,7 +51,7 @@ def run_pass(
         return report
     except BaseException as raised:
         # A hook's exception comes first: nnabla hides it behind an error of its own.
-        error = (guard and guard.error) or root_cause(raised)
+        error = guard.error or root_cause(raised)
     running.restore()
     # Its results belong to no report: fetched, so that the next pass begins without pending measurements.
     statistics.finish(schedule.loss_weight_of)
@@ -64,23 +60,23 @@ def run_pass(
 
 def _steps_for(
     prepared: PreparedGraph, decision: Decision, inputs: PassInputs, watch: Optional[LayerWatch]
-) -> Union[HooklessSteps, str]:
-    """Plan the steps of the next pass, or take those of equal scales; or return why it needs hooks."""
+) -> Tuple[Optional[HooklessSteps], str]:
+    """Plan the steps of the next pass, or take those of equal scales; return them with the pass's kind.
+
+    If it needs hooks, there are no steps, and the kind is the reason.
+    """
     if decision.measure_all:
-        return "measuring"
-    watching = (watch, inputs.callbacks, inputs.pre_hook, inputs.post_hook)
-    if watching != (None, None, None, None):
-        return "single functions are watched"
+        return None, "measuring"
+    if not (watch is inputs.callbacks is inputs.pre_hook is inputs.post_hook is None):
+        return None, "single functions are watched"
     # By scales, which determine them: a new schedule usually has the scales of an old one.
     scales = tuple(decision.schedule.component_scales)
-    steps: Union[HooklessSteps, str, None] = prepared.steps.get(scales)
-    if steps is None:
-        steps = plan_steps(prepared, decision.schedule)
+    if scales not in prepared.steps:
         # Forget the steps of schedules that are not in use any more.
         in_use = {tuple(one.schedule.component_scales) for one in prepared.schedules.chosen.values()}
         kept = {earlier: planned for earlier, planned in prepared.steps.items() if earlier in in_use}
-        prepared.steps = {**kept, scales: steps}
-    return steps
+        prepared.steps = {**kept, scales: plan_steps(prepared, decision.schedule)}
+    return prepared.steps[scales]
 
 
 def _unscale_readable(prepared: PreparedGraph, schedule: ScaleSchedule, *, clear_buffer: bool) -> None:
