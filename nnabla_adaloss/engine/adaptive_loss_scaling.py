@@ -49,9 +49,9 @@ _CODE_THAT_DIVIDES = DynamicLossScalingUpdater.update.__code__
 
 _gradient = attrgetter("grad")
 
-# Keys of messages between ranks. `_ENDS`: two flags, 1 if this rank chooses scales again, and if an entry of
-# its windows is complete. The others are prefixes of components' names, with their amaxes in this iteration,
-# and in lost batches.
+# Keys of messages between ranks. `_ENDS`: two flags, 1 if this rank must choose scales again, and if an entry
+# of its windows is complete. The others are prefixes of names of components, with their amaxes in this
+# iteration, and in lost batches.
 _ENDS, _COMPONENT, _LOST = "ends", "component ", "lost "
 
 
@@ -263,7 +263,7 @@ class AdaptiveLossScaling:
         """Loss scale of the last backward: S0; if measured, that after the scalar functions at the loss."""
         if self._result is None:
             return self.components.policy.start_scale
-        return self._result.measurements.schedule.loss_scale
+        return self._result.schedule.loss_scale
 
     @property
     def calibrated(self) -> bool:
@@ -279,17 +279,14 @@ class AdaptiveLossScaling:
     @property
     def is_good(self) -> bool:
         """True if the last pass was finite and its scales suffice, so that no verdict is needed."""
-        report = self._result
-        return (
-            report is not None and self.components.calibrated and not (report.found_inf or report.loss_is_nan)
-        )
+        return self.calibrated and not (self.result.found_inf or self.result.loss_is_nan)
 
     def overflowed(self, parameters: Callable[[], Iterable[nn.Variable]]) -> bool:
         """True if the last backward left the loss NaN, or gradients of these parameters not finite."""
+        if not self.result.found_inf:
+            return self.result.loss_is_nan
         # Infinities that a later function masks out, or in other parameters, do no harm.
-        report = self.result
-        harmless = not report.found_inf or self.kernels.gradients_are_finite(parameters())
-        return report.loss_is_nan or not harmless
+        return self.result.loss_is_nan or not self.kernels.gradients_are_finite(parameters())
 
     def has_nothing_to_learn(self) -> bool:
         """True if the loss of the last batch, or every loss weight, is zero."""
@@ -366,17 +363,18 @@ class AdaptiveLossScaling:
 
     def after_update(self, step: Optional[Callable[[], Any]] = None) -> None:
         """End a good iteration: remember its measurements, run the solver's `step`, measure new weights."""
-        # First, because the iteration counts from the end of `step` on, even if it is interrupted then.
+        # Before `step`, at whose end the iteration counts: an interruption may follow at once.
         self.components = self.components.after_iteration(good=True)
         self.trained_on_infinite_loss = self._result is not None and self._result.loss_is_infinite
         if step is not None:
             step()
-        # In a half context the coming forward rounds weights: measured now, they have all their bits.
+        # In a half context the next forward rounds the weights, so those that its pass would measure are
+        # measured now, with all their bits.
         if self.in_half and self._result is not None:
             prepared = self._graph.current()
-            coming = prepared.slice(prepared.schedules, self.iteration, self._result.schedule.given_scale)
-            if coming is not None:
-                prepared.statistics.measure_weights(coming.weights)
+            following = prepared.slice(prepared.schedules, self.iteration, self._result.schedule.given_scale)
+            if following is not None:
+                prepared.statistics.measure_weights(following.weights)
 
     def end_iteration(self) -> None:
         """End an iteration without an update."""
@@ -519,11 +517,12 @@ class AdaptiveLossScaling:
             if watch is not None:
                 watch.finish()
             if decision.slice is not None:
+                # Gradients that are zero because the loss is say nothing about their usual size.
+                is_silent = not report.measurements.has_gradients and self.has_nothing_to_learn()
                 self.components = self.components.after_pass(
                     report.measurements,
                     completes_entry=decision.slice.last,
-                    # Zeros of a batch without a signal say nothing about the size of gradients.
-                    informative=report.measurements.has_gradients or not self.has_nothing_to_learn(),
+                    informative=not is_silent,
                     # With delay=0 the batch runs again, with scales that follow from these statistics.
                     rerun=decision.measure_all and not (self.delay or rerun),
                 )

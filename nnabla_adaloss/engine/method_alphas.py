@@ -28,11 +28,12 @@ class MethodAlphas:
 
     def __init__(self, config: AdaLossConfig) -> None:
         self._config, self._needs = config, config.method.needs
+        needs_arrays = self._needs is Needs.ARRAYS
         # Called for each function in a pass that measures, if the method needs arrays.
-        self.copier = self.copy_arrays if self._needs is Needs.ARRAYS else None
+        self.copier = self.copy_arrays if needs_arrays else None
         # Statistics of the last iteration avoid a second pass over each batch. Arrays are not kept that long.
-        self.delay = int(self.copier is None) if config.delay is None else config.delay
-        if self.delay and self.copier is not None:
+        self.delay = (0 if needs_arrays else 1) if config.delay is None else config.delay
+        if self.delay and needs_arrays:
             raise ValueError(
                 f"delay=1 keeps statistics, not arrays, and loss_scale_method={config.loss_scale_method!r} "
                 "needs arrays; choose delay=0 or another method"
@@ -41,7 +42,7 @@ class MethodAlphas:
         self._histories: Dict[str, History] = {}
         # Unscaled gradient and weight of each layer for `Needs.ARRAYS`, of the last pass with both finite.
         self._arrays: Dict[str, Tuple[NDArray[np.float32], NDArray[np.float32]]] = {}
-        # Alpha before bounds of the last choice, by layer.
+        # Alphas of the last choice before they were bounded, by layer.
         self.unbounded: Dict[str, float] = {}
 
     def copy_arrays(self, graph: Graph, node: NodeStructure, scale: float) -> None:

@@ -31,7 +31,7 @@ class ScaledWeights:
     def __init__(self, prepared: PreparedGraph) -> None:
         self._kernels, self._pool, self._storage = prepared.kernels, prepared.pool, prepared.storage
         self._swapped: List[Tuple[nn.Variable, nn.NdArray, nn.NdArray]] = []
-        # Rounded weights of an emulation, by key, for which it swaps in scaled copies.
+        # Rounded weights of an emulation, by key, that scaled copies replace.
         self._replaced: List[Tuple[int, nn.NdArray]] = []
 
     def swap(self, weights: SwappedWeights) -> None:
@@ -46,14 +46,14 @@ class ScaledWeights:
         copies.sources = [array or source for array, source in zip(rounded, readable)]
         self._kernels.scaled_copy_all(copies)
         for key, scaled, alpha in zip(weights.keys, copies.targets, copies.alphas):
-            # An emulation stores it. Enlarging keeps all bits of a rounded weight; shrinking may not.
+            # Enlarging keeps all bits of a rounded weight; after shrinking an emulation must round again.
             if alpha < 1.0:
                 storage.store(key, scaled)
         # Each swap is noted before it is made: a signal may interrupt between any two lines.
         swaps = zip(weights.keys, rounded, weights.variables, sources, copies.targets)
         for key, array, variable, source, scaled in swaps:
             if array is not None and source != array:
-                # Backward of an emulation has not begun: it will first put these into the Variables.
+                # The emulation's backward, which has not begun, will put its rounded weights into Variables.
                 self._replaced.append((key, array))
                 storage.weights[key] = scaled
             else:
@@ -62,8 +62,8 @@ class ScaledWeights:
 
     def restore(self) -> None:
         """Restore all swapped arrays, if any."""
-        # Dropped after restoring: a signal may interrupt between any two lines. An array that was restored
-        # already (by an emulation, to its fp32 weight) stays.
+        # Entries are dropped after restoring: a signal may interrupt between any two lines. A Variable that
+        # an emulation has given its fp32 weight back keeps it.
         while self._swapped:
             variable, source, scaled = self._swapped[-1]
             if variable.data == scaled:

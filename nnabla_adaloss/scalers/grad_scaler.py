@@ -491,12 +491,12 @@ class GradScaler:
             if outcome.verdict.of_forward:
                 self.cause = outcome.fault or "the loss is not finite"
                 if is_new:
-                    self._notifier.count_lost(self._iteration, f"forward is not finite: {self.cause}")
+                    self._notifier.note_lost_batch(self._iteration, f"forward is not finite: {self.cause}")
                     self._warn("bad", f"{self.cause}: this is not a gradient overflow; no scale is lowered")
             else:
                 self.cause = f"overflow, first in {outcome.layers[0]}"
                 if is_new:
-                    self._notifier.count_overflow(self._iteration, outcome.where)
+                    self._notifier.note_overflow(self._iteration, outcome.where)
                     if not outcome.lowered:
                         self._warn("floor", f"gradients are not finite at the smallest scale: {self.cause}")
         if not self.cause:

@@ -94,6 +94,6 @@ class FixedLossScalingUpdater(AdaptiveLossScalingUpdater):
         if verdict.of_forward:
             cause = f"forward is not finite: {outcome.fault}"
         advice = "; take a smaller scale, or AdaptiveLossScalingUpdater, which needs none"
-        self._notifier.count_lost(self.iteration, cause, advice)
+        self._notifier.note_lost_batch(self.iteration, cause, advice)
         self._retries.last = outcome
         return self._skipped("skip", verdict.value if verdict.of_forward else "overflow")

@@ -202,8 +202,8 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
             if skipped is not None:
                 return skipped
         # The gradients are complete, unscaled, and equal on all ranks.
-        retries, last, engines = self._retries, self._retries.last, [self.scaling]
-        learns = self._notifier.note_update(self.iteration, self._s0.state.scale, engines, [self.solver])
+        retries, last = self._retries, self._retries.last
+        learns = self._notifier.note_update(self.iteration, self.scale, [self.scaling], [self.solver])
         if not self.scaling.result.state_finite:
             # Infinite running statistics would outlast the batch, whose gradients are finite.
             self._undo_batches()
@@ -221,8 +221,10 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
             # Update parameters in one call into C that runs no line of Python: no signal can come between the
             # step and the end of the iteration, with which it counts.
             self.scaling.after_update(partial(deque, map(_CALL, (self.solver.update, self._undone.clear)), 0))
-        reason, layers = "updated" if learns else "zero_gradients", (last.layers, outcome.layers)
-        return UpdateResult(True, self._s0.state.scale, retries.retries, reason, *layers, "", last.component)
+        reason = "updated" if learns else "zero_gradients"
+        return UpdateResult(
+            True, self.scale, retries.retries, reason, last.layers, outcome.layers, component=last.component
+        )
 
     def _run_batches(self) -> Outcome:
         """Zero the gradients, then feed, run forward and backward `accum_grad` times."""
@@ -243,7 +245,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
                     # After a hopeless batch, `judge` tries at the first overflow whether any scale helps.
                     check_after = 0 if self._retries.hopeless else CHECK_AFTER
                     rules = Rules(self._repeat, self.max_retries, check_after, outcome.facts.overflowed)
-                    outcome = _together(outcome, self._repeats(outcome).go_on(rules))
+                    outcome = _together(outcome, self._batch_loop(outcome).go_on(rules))
         return outcome
 
     def _run_pass(self, rerun: bool) -> None:
@@ -259,9 +261,8 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
             **backward_hooks,
         )
 
-    def _repeats(self, before: Outcome) -> BatchLoop:
-        """Run the passes over a batch after its first one; `before`: outcome of the earlier batches."""
-
+    def _batch_loop(self, before: Outcome) -> BatchLoop:
+        """Make the loop over the passes of a batch; `before`: outcome of the update's earlier batches."""
         s0 = self._s0.state
 
         def on_overflow(outcome: Outcome) -> None:
@@ -324,9 +325,9 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
                 f"it is thrown away; first bad layer: {outcome.where}",
             )
             cause = f"no loss scale makes its gradients finite; first bad layer: {outcome.where}"
-            self._notifier.count_lost(self.iteration, cause)
+            self._notifier.note_lost_batch(self.iteration, cause)
         else:
-            self._notifier.count_overflow(self.iteration, outcome.where)
+            self._notifier.note_overflow(self.iteration, outcome.where)
         retries.discarded += 1
         self.scaling.components = self.scaling.components.after_lost_batch()
         self.scaling.guard.begin()
@@ -377,17 +378,18 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
     def _skip_bad_batch(self, outcome: Outcome, verdict: PassVerdict) -> UpdateResult:
         """End the iteration after a batch whose forward is not finite, on this rank or another."""
         self._drop_batches()
-        what = "the loss" if verdict is PassVerdict.NONFINITE_LOSS else "the forward pass"
-        whose = "" if self.comm is None else f" of {'this' if outcome.verdict is verdict else 'another'} rank"
+        place = "the loss" if verdict is PassVerdict.NONFINITE_LOSS else "the forward pass"
+        if self.comm is not None:
+            place += " of this rank" if outcome.verdict is verdict else " of another rank"
         cause, fault, policy = verdict.value, outcome.fault, getattr(self, f"on_{verdict.value}")
         message = (
-            f"{what}{whose} is not finite in iteration {self.iteration}{': ' if fault else ''}{fault}; this "
-            f"is not a gradient overflow, so the loss scale stays at {self.scale:g}. Look at the data and "
-            'the learning rate; on_nonfinite_loss="skip" and on_nonfinite_forward="skip" leave such data out'
+            f"{place} is not finite in iteration {self.iteration}{': ' if fault else ''}{fault}; this is not "
+            f"a gradient overflow, so the loss scale stays at {self.scale:g}. Look at the data and the "
+            'learning rate; on_nonfinite_loss="skip" and on_nonfinite_forward="skip" leave such data out'
         )
         # Whoever chose "skip" expects such batches.
         if policy == "warn":
-            self._notifier.count_lost(self.iteration, f"forward is not finite: {fault or what + whose}")
+            self._notifier.note_lost_batch(self.iteration, f"forward is not finite: {fault or place}")
         return self._skipped(policy, cause, cause, message)
 
     def _skip_at_floor(self, outcome: Outcome) -> UpdateResult:
@@ -417,8 +419,9 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         if policy == "warn":
             self._notifier.warn(kind, message)
         retries, last = self._retries.retries, self._retries.last
-        layers = last.layers, last.layers
-        return UpdateResult(False, self.scale, retries, reason, *layers, last.fault, last.component)
+        return UpdateResult(
+            False, self.scale, retries, reason, last.layers, last.layers, last.fault, last.component
+        )
 
 
 def _together(before: Outcome, outcome: Outcome) -> Outcome:

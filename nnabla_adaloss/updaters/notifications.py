@@ -158,8 +158,8 @@ class Notifier:
                 f"updates (the first is {zero[0]!r}): they underflow, or a function stops them: {ANALYSE}",
             )
 
-    def count_lost(self, iteration: int, cause: str, advice: str = "") -> None:
-        """Count a lost batch; warn of many in a row, with the `cause` of the last as a clause."""
+    def note_lost_batch(self, iteration: int, cause: str, advice: str = "") -> None:
+        """Note a lost batch; warn of many in a row, with the `cause` of the last as a clause."""
         self._lost_in_a_row += 1
         if self._lost_in_a_row == _LOST:
             self.warn(
@@ -168,11 +168,11 @@ class Notifier:
                 f"Check the data, the parameters and the learning rate, and {ANALYSE}{advice}",
             )
 
-    def count_overflow(self, iteration: int, where: str) -> None:
-        """Count a batch lost to overflow, after which scales are lower."""
+    def note_overflow(self, iteration: int, where: str) -> None:
+        """Note a batch lost to overflow, after which scales are lower."""
         cause = f"gradients overflowed, though each such batch has lowered scales; first bad layer: {where}"
         advice = '; on_overflow="repeat" of the updater, with enough max_retries, loses none'
-        self.count_lost(iteration, cause, advice)
+        self.note_lost_batch(iteration, cause, advice)
 
     def check_parameters(self, solver: Any, graph: Graph, plan: GraphPlan) -> None:
         """Raise ValueError if the solver has no parameters; warn if they are not the network's."""
