@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, NamedTuple, Optional, Sequence, Tuple
 
 import nnabla as nn
 
@@ -44,14 +44,11 @@ class HookedPass:
         self._prepared, self._decision, self._inputs, self._watch = prepared, decision, inputs, watch
         # Gradients to measure as they arrive.
         self._measured = frozenset(() if decision.slice is None else decision.slice.gradients)
-        # True if others read parameter gradients right after the function that writes them.
-        unscale_each = not (inputs.callbacks is inputs.post_hook is None)
-        # True if the work after a function cannot wait for the hook before the next one: others read its
-        # gradients, or nnabla recomputes activations from the weights, which it does before it calls a hook.
-        self._finishes_each = unscale_each or watch is not None or any(prepared.plan.described.recomputed)
-        # The present or last function, if work after it remains.
-        self._unfinished: List[Tuple[NodeStructure, Tuple[Rescale, ...]]] = []
+        # The running function, with the rescales after it; None for a function without a step.
+        self._running: Optional[Tuple[NodeStructure, Tuple[Rescale, ...]]] = None
         self._weights = ScaledWeights(prepared)
+        # Others may read parameter gradients right after the function that writes them.
+        unscale_each = not (inputs.callbacks is inputs.post_hook is None)
         self._leaves = LeafGradients(prepared, unscale_each=unscale_each)
 
     def begin(self) -> Tuple[Hooks, Hooks]:
@@ -59,14 +56,10 @@ class HookedPass:
         measured = self._decision.slice
         if measured is not None:
             self._prepared.statistics.measure((), [*measured.activations, *measured.weights])
-        if self._finishes_each:
-            return (self._prepare, self._inputs.pre_hook), (self._finish_last, self._inputs.post_hook)
-        # A hook costs time: the work after a function waits for the hook before the next one, or for `end`.
-        return (self._finish_last, self._prepare, self._inputs.pre_hook), ()
+        return (self._prepare, self._inputs.pre_hook), (self._finish, self._inputs.post_hook)
 
     def end(self) -> WrittenLeaves:
         """Unscale gradients of leaves, and return them."""
-        self._finish_last()
         return WrittenLeaves(self._leaves.finish(), self._prepared.plan, self._decision.schedule.components)
 
     def restore(self) -> None:
@@ -96,17 +89,17 @@ class HookedPass:
         self._prepared.rescale(step.before)
         if self._decision.copier is not None and node.layer_inputs:
             self._decision.copier(graph, node, step.scale)
-        self._unfinished[:] = [(node, step.after)]
+        self._running = node, step.after
         scaled = [(one, alpha) for one, alpha in zip(node.layer_inputs, step.alphas) if alpha != 1.0]
         if scaled:
             self._weights.swap(SwappedWeights(graph, scaled))
         self._leaves.take(*contributions_of(self._prepared, node, step))
 
-    def _finish_last(self, _: Any = None) -> None:
-        """Do the work after the last function, unless it is done: restore its arrays, and rescale."""
-        if not self._unfinished:
+    def _finish(self, _: Any) -> None:
+        """Restore the arrays of a function that has run, and rescale gradients."""
+        if self._running is None:
             return
-        node, after = self._unfinished.pop()
+        (node, after), self._running = self._running, None
         self._weights.restore()
         if self._watch is not None:
             self._watch.ran(node)
