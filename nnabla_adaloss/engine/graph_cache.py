@@ -161,7 +161,7 @@ class GraphCache:
                 self.pool.end_graph()
             if plan is not None:
                 return previous.for_graph(graph, plan, self._storage)
-        topology = self._take_known(graph, described)
+        topology = self._pop_topology(graph, described)
         is_new = topology is None
         if topology is None:
             # Adapting a plan to other parameters takes less time than planning from nothing.
@@ -176,7 +176,7 @@ class GraphCache:
             schedules = topology.schedules.moved_to_cycle(previous.schedules.cycle_start)
             topology = topology._replace(schedules=schedules)
             self._remember(previous)
-        prepared = self._prepared(graph, topology, previous)
+        prepared = self._prepare_with(topology, graph, previous)
         if is_new:
             self._load_waiting(prepared)
         return prepared
@@ -207,7 +207,7 @@ class GraphCache:
                 prepared.schedules = schedules.moved_to_cycle(prepared.schedules.cycle_start)
                 prepared.statistics.load(statistics, weights)
 
-    def _take_known(self, graph: Graph, described: GraphDescription) -> Optional[Topology]:
+    def _pop_topology(self, graph: Graph, described: GraphDescription) -> Optional[Topology]:
         """Remove a graph's topology from the others and return it; None: it is not among them."""
         for other in self._others[::-1]:
             plan = other.plan.of_alike(graph, described, self._options)
@@ -216,7 +216,9 @@ class GraphCache:
                 return other._replace(plan=plan)
         return None
 
-    def _prepared(self, graph: Graph, topology: Topology, previous: Optional[PreparedGraph]) -> PreparedGraph:
+    def _prepare_with(
+        self, topology: Topology, graph: Graph, previous: Optional[PreparedGraph]
+    ) -> PreparedGraph:
         """Prepare a graph with the state of its topology; measurements that `previous` began go on."""
         plan = topology.plan
         # Weights, by name, go from topology to topology; gradients and activations belong to one.

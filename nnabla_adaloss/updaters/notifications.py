@@ -105,31 +105,34 @@ class Notifier:
             )
         if self._untrained:
             self._note_untrained(iteration, engines)
-        # First with the parameters of the last query: reading a solver's takes as long as all the rest.
-        if self._none_has_learned(engines):
-            parameters = parameters_of(solvers)
-            self._trained = {hash(v) for v in parameters}
-            none = self._none_has_learned(engines)
-            # Other batches, ranks and hooks may have added to gradients that these passes left at zero.
-            if none and engines[0].kernels.gradients_are_zero(parameters):
-                in_a_row = iteration - self._last_gradient
-                # One batch may have had no signal (no reward, say); if none had any, something is wrong.
-                may_be_silent = self._last_gradient or in_a_row < _SILENT
-                if not (may_be_silent and all(engine.has_nothing_to_learn() for engine in engines)):
-                    since = f"in {in_a_row} updates up to" if in_a_row > 1 else "in"
-                    self.warn(
-                        "zero_gradients",
-                        f"every gradient is exactly zero {since} iteration {iteration}, at loss scale "
-                        f"{scale:g}: the network has converged, or everything underflows. Check the loss "
-                        f"weight, and {ANALYSE}",
-                    )
-                return False
-        self._last_gradient = iteration
-        return True
+        if not self._gradients_are_zero(engines, solvers):
+            self._last_gradient = iteration
+            return True
+        in_a_row = iteration - self._last_gradient
+        # One batch may have had no signal (no reward, say); if none had any, something is wrong.
+        may_be_silent = self._last_gradient or in_a_row < _SILENT
+        if not (may_be_silent and all(engine.has_nothing_to_learn() for engine in engines)):
+            since = f"in {in_a_row} updates up to" if in_a_row > 1 else "in"
+            self.warn(
+                "zero_gradients",
+                f"every gradient is exactly zero {since} iteration {iteration}, at loss scale {scale:g}: the "
+                f"network has converged, or everything underflows. Check the loss weight, and {ANALYSE}",
+            )
+        return False
 
-    def _none_has_learned(self, engines: Sequence[AdaptiveLossScaling]) -> bool:
-        """True if these engines' passes left the gradients of all trained parameters at zero."""
-        return all(self._trained.isdisjoint(engine.result.nonzero) for engine in engines)
+    def _gradients_are_zero(self, engines: Sequence[AdaptiveLossScaling], solvers: Sequence[Any]) -> bool:
+        """True if the gradients of all parameters of the solvers are zero."""
+
+        def passes_left_zeros() -> bool:
+            return all(self._trained.isdisjoint(engine.result.nonzero) for engine in engines)
+
+        # First with the parameters of the last query: reading a solver's takes as long as all the rest.
+        if not passes_left_zeros():
+            return False
+        parameters = parameters_of(solvers)
+        self._trained = {hash(v) for v in parameters}
+        # Other batches, ranks and hooks may have added to gradients that these passes left at zero.
+        return passes_left_zeros() and engines[0].kernels.gradients_are_zero(parameters)
 
     def _note_untrained(self, iteration: int, engines: Sequence[AdaptiveLossScaling]) -> None:
         """Note parameters with a gradient; after a while, warn of those that never had one."""

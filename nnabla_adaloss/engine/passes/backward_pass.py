@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Optional, Tuple, Union
 
 from ...core.schedule import ScaleSchedule
-from ...graph.hooks import HookGuard, root_cause
+from ...graph.hooks import HookGuard
 from ...graph.loss import LossLike, LossSeed, run_backward
 from ...kernels.arrays import stored_dtype
 from ..chooser import Decision
@@ -38,24 +38,19 @@ def run_pass(
     guard = HookGuard(running.restore)
     try:
         before, after = running.begin()
-        pre, post = guard.chain(*before), guard.chain(*after)
-        run_backward(
-            loss, schedule.seed_scale, inputs.grad, inputs.clear_buffer, inputs.callbacks, pre, post, seed
-        )
-        if guard.error is not None:
-            raise guard.error
+        hooks = guard.chain(*before), guard.chain(*after)
+        arguments = schedule.seed_scale, inputs.grad, inputs.clear_buffer, inputs.callbacks, *hooks, seed
+        guard.run(lambda: run_backward(loss, *arguments))
         written = running.end()
         gradients, results = statistics.finish(schedule.loss_weight_of)
         report = FinishedPass(prepared, decision, written, gradients, results).report(kind)
         _unscale_readable(prepared, schedule, clear_buffer=inputs.clear_buffer)
         return report
-    except BaseException as raised:
-        # A hook's exception comes first: nnabla hides it behind an error of its own.
-        error = guard.error or root_cause(raised)
-    running.restore()
-    # Its results belong to no report: fetched, so that the next pass begins without pending measurements.
-    statistics.finish(schedule.loss_weight_of)
-    raise error
+    except BaseException:
+        running.restore()
+        # Its results belong to no report: fetched, so that the next pass begins without pending measurements.
+        statistics.finish(schedule.loss_weight_of)
+        raise
 
 
 def _steps_for(

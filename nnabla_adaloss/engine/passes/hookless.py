@@ -30,10 +30,7 @@ class HooklessPass:
         self._inputs, self._steps = inputs, steps
         # First contributions to leaves for `LeafGradients`. If all masters (the leaves' fp32 gradients) are
         # zero, as usual, nnabla may write them: most leaves are in lists instead.
-        self._lists: List[LeafList] = []
-        self._one_by_one: Sequence[Contribution] = steps.leaves
-        if inputs.all_zero:
-            self._lists, self._one_by_one = steps.leaf_lists
+        self._lists, self._one_by_one = steps.leaf_lists if inputs.all_zero else ([], steps.leaves)
         # Lists whose leaves nnabla is writing, with their masters.
         self._running: List[Tuple[LeafList, Sequence[nn.NdArray]]] = []
         # Variables made persistent for this pass: nnabla would free their gradients before they are measured.
