@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from operator import attrgetter
 from traceback import walk_stack
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Union
 
@@ -46,8 +45,6 @@ from .saved_state import load_state, state_of
 
 # Code of the method that divides by the scale; a derived updater may have one of its own that does not.
 _CODE_THAT_DIVIDES = DynamicLossScalingUpdater.update.__code__
-
-_gradient = attrgetter("grad")
 
 # Keys of messages between ranks. `_ENDS`: two flags, 1 if this rank must choose scales again, and if an entry
 # of its windows is complete. The others are prefixes of names of components, with their amaxes in this
@@ -469,7 +466,7 @@ class AdaptiveLossScaling:
             if scale is not None:
                 _refuse_a_second_division(self)
             iteration = self.iteration
-        elif type(iteration) is not int:
+        else:
             iteration = integer("iteration", iteration)
         if scale is not None:
             self._chooser.start_scale(scale)
@@ -484,7 +481,7 @@ class AdaptiveLossScaling:
             self._reader.before_backward()
         leaves = prepared.leaves
         # Read once: nnabla makes a new object for each access.
-        masters = list(map(_gradient, leaves.values()))
+        masters = [leaf.grad for leaf in leaves.values()]
         all_zero = all(map(is_zeroing, masters))
         self.guard.before_backward(masters, all_zero=all_zero)
         loss_weights = prepared.loss_weights(scale, grad)

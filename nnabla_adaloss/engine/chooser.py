@@ -36,10 +36,6 @@ class Request(NamedTuple):
     seeded: bool = False  # True for a seed gradient given by the caller
 
 
-ArrayCopier = Callable[[Graph, NodeStructure, float], None]
-"""Copies the arrays of a function's layers, with the scale of its output gradient, for a method."""
-
-
 class Decision(NamedTuple):
     """Decision about a pass."""
 
@@ -48,7 +44,8 @@ class Decision(NamedTuple):
     chosen: bool = False  # True if the schedule is new for its loss weights
     measure_all: bool = False  # True if every gradient is measured
     slice: Optional[Slice] = None  # arrays to measure; None: none
-    copier: Optional[ArrayCopier] = None  # None if the method needs no arrays, or none of this pass
+    # Copies the arrays of a function's layers, at this scale of its output gradient, if a method needs them.
+    copier: Optional[Callable[[Graph, NodeStructure, float], None]] = None
 
 
 class Chooser:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, ClassVar, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
@@ -29,7 +28,6 @@ from .latest_statistics import LatestStatistics
 from .slices import Slice, empty_slices, slices_of
 
 _NOTHING: Any = MappingProxyType({})
-_shape = attrgetter("shape")
 
 
 @dataclass
@@ -96,7 +94,7 @@ class PreparedGraph:
     def reshaped(self) -> bool:
         """True if data have changed their shape."""
         data, shapes = self._data
-        return list(map(_shape, data)) != shapes
+        return [leaf.shape for leaf in data] != shapes
 
     @cached_property
     def _data(self) -> Tuple[List[nn.Variable], List[Tuple[int, ...]]]:

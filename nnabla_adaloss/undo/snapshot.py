@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import nnabla as nn
@@ -11,8 +10,6 @@ from numpy.typing import NDArray
 
 from ..kernels import Kernels, ScaledCopies
 from ..kernels.arrays import are_readable, is_readable
-
-_data = attrgetter("data")
 
 Contents = Optional[NDArray[Any]]
 """Copy of an array in host memory; None for a lazily zero one."""
@@ -31,7 +28,7 @@ class ArraySnapshot:
 
     def save(self, arrays: Optional[Sequence[nn.NdArray]] = None, *, all_zero: bool = False) -> None:
         """Copy the contents of `arrays`, or of the variables' data; lazy zeros are only noted."""
-        arrays = list(map(_data, self.variables)) if arrays is None else arrays
+        arrays = [v.data for v in self.variables] if arrays is None else arrays
         if all_zero:
             self._arrays, self._copies, self._others = arrays, [], dict.fromkeys(range(len(arrays)))
             return
@@ -52,7 +49,7 @@ class ArraySnapshot:
 
     def restore(self) -> None:
         """Write the contents back; do nothing before `save`."""
-        arrays = list(map(_data, self.variables)) or self._arrays
+        arrays = [v.data for v in self.variables] or self._arrays
         self._copy(self._copies, _without(arrays, self._others))
         for index, contents in self._others.items():
             put_back(arrays[index], contents)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-from functools import cached_property
 from itertools import compress, islice
 from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -109,7 +108,9 @@ class GradientExchange:
             names = {name: len(values) for further in more for name, values in further.items()}
             self._lengths = {**self._lengths, **names}
         # Sums carry infinities and NaNs to all ranks, except those of gradients that are not exchanged.
-        return messages, finite if self._exchanges_all else not self.any([not finite])[0]
+        if self._grads and not {v.grad for v in self.parameters.values()} <= {*self._grads}:
+            finite = not self.any([not finite])[0]
+        return messages, finite
 
     def _gather(
         self, own: NDArray[Any], kernels: Optional[Kernels] = None, *, average: bool = False
@@ -130,11 +131,6 @@ class GradientExchange:
         summed = host_view(array).reshape(table.shape)
         rows: NDArray[Any] = np.rint(summed[:, :-1]).astype(np.uint16).view(own.dtype)
         return rows, math.isfinite(summed[-1, -1])
-
-    @cached_property
-    def _exchanges_all(self) -> bool:
-        """True if all gradients that the solver uses are exchanged."""
-        return not self._grads or all(v.grad in self._grads for v in self.parameters.values())
 
     def any(self, flags: Sequence[bool]) -> List[bool]:
         """Combine each flag by `or` over the ranks, which must all pass the same number of flags."""
