@@ -18,11 +18,10 @@ _scale = limited(number, lambda scale: 2.0**-126 <= scale < 2.0**126, "must be i
 
 
 class Chosen(NamedTuple):
-    """Schedule of one set of loss weights, and its choice."""
+    """Schedule of one set of loss weights."""
 
     iteration: int  # in which it was chosen
     schedule: ScaleSchedule
-    origin: Any = None  # inputs of the choice, with which it would be the same; None: not comparable
 
 
 @dataclass(frozen=True)
@@ -72,19 +71,15 @@ class ScheduleCache:
         # The last term begins each cycle with another slice: of batches that alternate, each then meets all.
         return (iteration - self.cycle_start - self.cycle_start // self.iterations) % self.iterations
 
-    def keep(self, schedule: ScaleSchedule, iteration: int, origin: Any = None) -> ScheduleCache:
-        """Store the schedule chosen in this iteration, with the inputs of the choice, `origin`, if they can
-        be compared with later ones. Stored again without them, a schedule keeps those that it has.
-        """
+    def keep(self, schedule: ScaleSchedule, iteration: int) -> ScheduleCache:
+        """Store the schedule chosen in this iteration."""
         # A choice for other loss weights joins the running cycle.
         in_cycle = 0 <= iteration - self.cycle_start < self.iterations
         chosen = {**self.chosen}
-        replaced = chosen.pop(schedule.loss_weights, None)  # the new one comes last
+        chosen.pop(schedule.loss_weights, None)  # the new one comes last
         if len(chosen) == _KEPT:
             del chosen[next(iter(chosen))]
-        if origin is None and replaced is not None and replaced.schedule is schedule:
-            origin = replaced.origin
-        chosen[schedule.loss_weights] = Chosen(iteration, schedule, origin)
+        chosen[schedule.loss_weights] = Chosen(iteration, schedule)
         return replace(self, chosen=chosen, cycle_start=self.cycle_start if in_cycle else iteration)
 
     def drop(self) -> ScheduleCache:
@@ -110,7 +105,7 @@ class ScheduleCache:
                 "fixed_scale": one.given_scale,
                 "joined": one.merged is not None,
             }
-            for weights, (chosen_in, one, _) in self.chosen.items()
+            for weights, (chosen_in, one) in self.chosen.items()
         ]
         return {"since": self.cycle_start, "chosen": chosen}
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, Mapping, NamedTuple, Optional, Tuple
 
 from ..core.choose import Choice, ScaleLimits, Start, choose, choose_merged
 from ..core.components import Components, NodeStructure
@@ -93,10 +93,10 @@ class Chooser:
         # A pass that measures all has hooks anyway: merged components would save none. A complete schedule
         # serves passes that need not have them, also without what an overflow of this batch has lowered.
         split = measure_all and not is_complete
-        schedule, origin = self._choose(prepared, limits, policy, request, split=split)
+        schedule = self._choose(prepared, limits, policy, request, split=split)
         # One that an overflow has lowered is for this batch only.
         kept = is_complete and not observations.provisional
-        schedules = in_use.keep(schedule, iteration, origin) if kept else in_use.drop()
+        schedules = in_use.keep(schedule, iteration) if kept else in_use.drop()
         measured = prepared.everything if measure_all else prepared.slice(schedules, iteration, given_scale)
         chosen = schedule is not in_use.last(loss_weights)
         copier = self.method_alphas.copier if measure_all else None
@@ -110,8 +110,8 @@ class Chooser:
         request: Request,
         *,
         split: bool,  # True: no components are merged
-    ) -> Tuple[ScaleSchedule, Any]:
-        """Choose the schedule of a pass within limits; return it with the inputs of the choice."""
+    ) -> ScaleSchedule:
+        """Choose the schedule of a pass within limits."""
         components, given_scale, loss_weights = prepared.components, request.given_scale, request.loss_weights
         method_alpha = self.method_alphas.alpha_function(
             prepared, request.iteration, loss_weights, s0_measured=given_scale is None
@@ -121,19 +121,6 @@ class Chooser:
         if prepared.schedules.measures_nothing(given_scale):
             # All scales are S0, whatever was measured.
             limits = limits._replace(limits=[None] * len(loss_weights))
-        # The last choice for these loss weights, used again if this one would be equal, as its steps are
-        # planned already. Not for a rerun, whose limits are new, nor if it has the nodes of another graph.
-        last = None if request.rerun else prepared.schedules.chosen.get(loss_weights)
-        if last is not None and last.schedule.nodes is not prepared.plan.nodes:
-            last = None
-        origin: Any = None
-        if method_alpha is None:
-            # Usually the choice would be the same. Amaxes matter only if a limit is None; that of the root,
-            # the first, always is if the loss is a scalar, and does not count.
-            unit_amaxes = limits.unit_amaxes if None in limits.limits[1:] else ()
-            origin = limits._replace(unit_amaxes=unit_amaxes), given_scale, request.seeded, split
-            if last is not None and last.origin == origin:
-                return last.schedule, origin
 
         def choice_of(components: Components, limits: ScaleLimits) -> Choice:
             # S0 of a loss of normal size: unmeasured components get scales from it.
@@ -161,12 +148,17 @@ class Chooser:
         choice = merged and choose_merged(components, merged, limits, choice_of, self._spread / policy.margin)
         if choice is None:
             choice, merged = choice_of(components, limits), None
-        equal = given_scale, choice.scales
-        if last is not None and (last.schedule.given_scale, last.schedule.component_scales) == equal:
-            return last.schedule, origin
+        # Usually the last choice for these loss weights is equal, and used again: its steps are planned
+        # already. Not in a rerun, whose limits are new, nor if it has the nodes of another graph.
+        last = None if request.rerun else prepared.schedules.last(loss_weights)
+        if (
+            last is not None
+            and last.nodes is prepared.plan.nodes
+            and (last.given_scale, last.component_scales) == (given_scale, choice.scales)
+        ):
+            return last
         reasons, unbounded = choice.reasons, self.method_alphas.unbounded
-        schedule = prepared.schedule(choice.scales, given_scale, loss_weights, reasons, unbounded, merged)
-        return schedule, origin
+        return prepared.schedule(choice.scales, given_scale, loss_weights, reasons, unbounded, merged)
 
 
 def _bounds(prepared: PreparedGraph) -> Mapping[int, AlphaBounds]:

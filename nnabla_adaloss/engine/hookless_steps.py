@@ -31,19 +31,13 @@ class LeafList:
 
     def __init__(self, first: Sequence[Contribution], places: Sequence[int], *, swapped: bool) -> None:
         # `first`: the first contributions to all leaves; `places`: indices of those in the list.
-        self._leaves = [first[place] for place in places]
-        # None: all of them, so that nothing has to be selected.
-        self._places = None if len(places) == len(first) else places
+        self.places, self._leaves = places, [first[place] for place in places]
         self._variables = [leaf.variable for leaf in self._leaves]
         self._scales = [leaf.scale for leaf in self._leaves]
         self._swapped = swapped
         # Kept from pass to pass, with its sizes.
         self._gradients = UnscalingList([], [])
         self._sizes: Sequence[int] = ()
-
-    def masters_among(self, masters: Sequence[nn.NdArray]) -> Sequence[nn.NdArray]:
-        """Select the masters of these leaves from all masters."""
-        return masters if self._places is None else [masters[place] for place in self._places]
 
     def begin(self, masters: Sequence[nn.NdArray], pool: ScratchPool) -> None:
         """Prepare unscaling into these masters; if swapped, let nnabla write to zeroed scratch arrays."""

@@ -107,7 +107,7 @@ def test_a_method_that_looks_at_nothing_is_asked_where_nothing_is_known() -> Non
 
 @pytest.mark.parametrize(("g", "w"), [(None, W), (G, None), (np.zeros(0), W)])
 @pytest.mark.parametrize("needs", [Needs.STATISTICS, Needs.HISTORY])
-def test_the_origin_is_not_compared_if_something_is_unmeasured(
+def test_a_layer_with_something_unmeasured_passes_its_scale_on(
     needs: Needs, g: Optional[np.ndarray], w: Optional[np.ndarray]
 ) -> None:
     n = Layers(Listener(needs=needs))

@@ -48,7 +48,7 @@ class HooklessPass:
         if self._one_by_one:
             self._leaves.take(*self._one_by_one)
         for one in self._lists:
-            masters = one.masters_among(self._inputs.masters)
+            masters = [self._inputs.masters[place] for place in one.places]
             # Noted before the swap: a signal may interrupt between any two lines.
             self._running.append((one, masters))
             one.begin(masters, self._prepared.pool)
