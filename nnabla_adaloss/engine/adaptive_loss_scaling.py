@@ -474,7 +474,7 @@ class AdaptiveLossScaling:
         # Checked again after forward, in which nnabla updates the need for gradients.
         prepared = self._graph.current(wiring=not graph_unchanged, marks=True)
         if not prepared.plan.nodes:
-            # After `need_grad = False` inside the graph, which nnabla applies with the next forward.
+            # `need_grad = False` was set inside the graph, which nnabla applies with the next forward.
             raise ValueError(NEEDS_NO_GRADIENT)
         if self._reader.moved:
             # Raises if functions were moved to float since forward, which must then run again.

@@ -13,7 +13,7 @@ from ..core.statistics import ArrayStatistics, pool
 from ..emulation.rounded_storage import NativeStorage
 from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
-from ..kernels.arrays import ScratchPool, are_readable, as_float32, stored_dtype
+from ..kernels.arrays import ScratchPool, as_float32, stored_dtype
 from ..kernels.measurements import Measurements, Results
 
 _Key = Union[int, str]
@@ -89,7 +89,7 @@ class LatestStatistics:
 
     def for_graph(self, graph: Graph, plan: GraphPlan, storage: NativeStorage) -> LatestStatistics:
         """Adapt to another graph of the topology."""
-        # Shallow: both share the dicts of measurements that are running.
+        # The copy is shallow: both share the dicts of measurements that are running.
         adapted = copy(self)
         adapted._graph, adapted._plan, adapted._storage = graph, plan, storage
         return adapted
@@ -137,18 +137,13 @@ class LatestStatistics:
         if not (gradients or data):
             return
         keys, variables, storage = self._graph.keys, self._graph.variables, self._storage
-        arrays = [variables[position].grad for position, _ in gradients]
-        unmeasured = gradients
-        # Without rounding none is measured already, and usually all are float arrays with contents.
-        if storage.rounds or not are_readable(arrays):
-            unmeasured = []
-            for (position, scale), array in zip(gradients, arrays):
-                rounded = storage.gradients.get(keys[position])
-                if rounded is not None:
-                    self._running[position] = rounded.statistics, scale
-                elif stored_dtype(array) is not None:
-                    unmeasured.append((position, scale))
-            arrays = [variables[position].grad for position, _ in unmeasured]
+        unmeasured = []
+        for position, scale in gradients:
+            rounded = storage.gradients.get(keys[position])
+            if rounded is not None:
+                self._running[position] = rounded.statistics, scale
+            elif stored_dtype(variables[position].grad) is not None:
+                unmeasured.append((position, scale))
         unmeasured_data = []
         for position in data:
             key, rounded = self._key(position), storage.data.get(keys[position])
@@ -158,7 +153,7 @@ class LatestStatistics:
                 self._data[key] = rounded.statistics
             else:
                 unmeasured_data.append(position)
-        arrays += self._readable(unmeasured_data)
+        arrays = [variables[position].grad for position, _ in unmeasured] + self._readable(unmeasured_data)
         if not arrays:
             return
         tickets = self._measurements.measure(arrays)
@@ -179,13 +174,13 @@ class LatestStatistics:
 
     def finish(self, loss_weight_of: Callable[[int], float]) -> Tuple[GradientStatistics, Results]:
         """Wait for a pass's results, and remember those of use; return the gradients', and all results."""
-        # Cleared first: an interruption must leave no ticket without a measurement. In place, as graphs of
-        # one topology share both dicts. Remembered statistics are replaced: savepoints hold the former ones.
+        # Tickets are cleared first: an interruption must leave none without a measurement. Both dicts are
+        # cleared in place, as graphs of one topology share them; remembered statistics are replaced, as
+        # savepoints hold the former ones.
         running, data, pending = {**self._running}, {**self._data}, self._pending
         self._running.clear()
         self._data.clear()
-        if pending.keys:
-            self._pending = _PendingWeights((), [], [])
+        self._pending = _PendingWeights((), [], [])
         results = pending.fetch(self._measurements)
         gradients: Dict[int, Tuple[ArrayStatistics, float]] = {}
         new: Dict[_Key, ArrayStatistics] = {}

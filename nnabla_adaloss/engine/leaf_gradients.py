@@ -274,7 +274,7 @@ class NonfiniteGradients:
         """Zero the gradients that are still not finite, and keep their contents; False if there are none."""
         gradients = {key: leaves[key].grad for key in self.keys & leaves.keys()}
         written = {key: gradient for key, gradient in gradients.items() if not gradient.zeroing}
-        # Fetched at once, unlike the engine's own, which may be running.
+        # These are fetched at once; the engine's own measurements may be running.
         measurements = measurements_by(self._kernels, len(written))
         measurements.measure([*written.values()])
         for (key, gradient), statistics in zip(written.items(), measurements.fetch().statistics):

@@ -37,7 +37,7 @@ def state_of(
 ) -> Dict[str, Any]:
     """State that determines the next scales; `others`: states of other topologies, the latest last."""
     statistics = prepared.statistics.state(prepared.plan.measured)
-    # Of parameters: training may continue with graphs of other topologies, which read them, too.
+    # Parameters are measured for all topologies: training may continue with a graph of another one.
     weights = prepared.statistics.weights if others else {}
     return {
         "schema": SCHEMA,
@@ -181,7 +181,7 @@ def _renaming(plan: GraphPlan, states: Sequence[Saved]) -> Callable[[Saved], Dic
 
 def fingerprint(plan: GraphPlan) -> List[str]:
     """Type, name, and shapes of the leaves of each function."""
-    # So a batch size counts only in functions that read an input with a gradient.
+    # A batch size thus counts only in functions that read an input with a gradient.
     shapes = plan.described.shapes
     return [
         " ".join([node.type_name, node.label, *("x".join(map(str, shapes[leaf])) for leaf in node.leaves)])

@@ -332,7 +332,7 @@ class GradScaler:
 
     def scaling(self, loss: LossLike) -> AdaptiveLossScaling:
         """Engine of a loss: `loss_scale`, `layer_scales`, `plan`, ... of its last backward."""
-        # Made at the first use, with the measurements of the last loss of the same functions, or loaded ones.
+        # At its first use it takes the measurements of the last loss with the same functions, or loaded ones.
         key = hash(variable_of(loss))
         for structure, scaling in self._engines.items():
             if hash(scaling.variable) == key:
@@ -452,7 +452,7 @@ class GradScaler:
 
     def _is_finite(self, solver: Any) -> bool:
         """True if a solver's gradients are finite, and no NaN loss depends on its parameters."""
-        # Known from `unscale_`; without scaling any gradient is used.
+        # `unscale_` has answered it; without scaling any gradient is used.
         finite = self._finite.get(id(solver))
         if finite is not None or not self._enabled:
             return finite is not False
@@ -512,7 +512,7 @@ class GradScaler:
         snapshot.save([v.grad for v in self._parameters()])
         smallest = scaling.components.policy.min_scale
         loop = BatchLoop(scaling, lambda rerun: None, self._parameters, smallest)
-        # As an overflow in any case: clipping may have made the gradients finite. No pass can measure more.
+        # It is an overflow in any case: clipping may have made the gradients finite. No pass measures more.
         facts = loop.overflow_facts()._replace(can_measure_more=False)
         outcome = loop.conclude(facts, Rules(repeat=False, max_repeats=0))
         guard.state.restore(now)

@@ -10,7 +10,7 @@ import nnabla as nn
 from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
 from ..kernels import Kernels
-from ..kernels.arrays import are_readable, is_readable
+from ..kernels.arrays import is_readable
 from .shared_memory import SharedMemory, shared_memory_of
 from .snapshot import ArraySnapshot, Contents, contents_of, put_back
 
@@ -103,8 +103,7 @@ class ForwardState:
     @property
     def arrays(self) -> List[nn.NdArray]:
         """The present float32 and float16 arrays that forward writes."""
-        arrays = [leaf.data for leaf in self.written]
-        return arrays if are_readable(arrays) else list(filter(is_readable, arrays))
+        return [leaf.data for leaf in self.written if is_readable(leaf.data)]
 
     def _changed(self) -> List[Tuple[nn.Variable, Contents]]:
         """Candidates that the first forward changed, with their contents before it."""

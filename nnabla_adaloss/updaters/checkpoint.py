@@ -73,7 +73,8 @@ def save_checkpoint(
     """
     if hasattr(path, "state_dict"):
         raise TypeError("path comes first: save_checkpoint(path, updater)")
-    saved, modules, kept = *_objects_and_modules(parts), _plain(extra)
+    saved, modules = _objects_and_modules(parts)
+    kept = _plain(extra)
     if any(getattr(part, "has_begun", False) for part in saved):
         raise RuntimeError(
             "save_checkpoint() between forward() and update() of a GradScaler, whose state does not have "
@@ -129,7 +130,8 @@ def load_checkpoint(path: Union[str, os.PathLike[str]], *parts: Any) -> Dict[str
     with _between_updates(loaded, "load_checkpoint()"), ExitStack() as changing:
         variables = _variables(loaded, modules)
         _check(head["parts"], arrays, loaded, variables)
-        before = {k: v.data.get_data("r").copy() for k, v in variables.items()}, [*map(_state_of, loaded)]
+        own_arrays = {key: v.data.get_data("r").copy() for key, v in variables.items()}
+        own_states = [*map(_state_of, loaded)]
         # A signal handler that saves is refused, or waits, as during an update.
         for part in loaded:
             if isinstance(part, TrainingLoop):
@@ -137,9 +139,9 @@ def load_checkpoint(path: Union[str, os.PathLike[str]], *parts: Any) -> Dict[str
         try:
             _set(variables, arrays, loaded, head["parts"])
         except BaseException:
-            _set(variables, before[0], loaded, before[1])
+            _set(variables, own_arrays, loaded, own_states)
             raise
-    for own, saved in zip(before[1], head["parts"]):
+    for own, saved in zip(own_states, head["parts"]):
         rate = saved.get("learning_rate", own.get("learning_rate"))
         if rate != own.get("learning_rate"):
             warn(
@@ -181,12 +183,9 @@ def _objects_and_modules(parts: Any) -> Tuple[List[Any], List[Any]]:
     if not objects:
         raise TypeError("no updater, scaler or solver is given: give all that the training has")
     for part in objects:
-        # Those that a GradScaler has stepped.
-        forgotten = [
-            one.name for one in getattr(part, "_solvers", ()) if not any(one is own for own in objects)
-        ]
-        if forgotten:
-            raise ValueError(f"the scaler steps a solver ({forgotten[0]}) that is not given: give it, too")
+        for solver in getattr(part, "_solvers", ()):  # of a GradScaler
+            if not any(solver is own for own in objects):
+                raise ValueError(f"the scaler steps a solver ({solver.name}) that is not given: give it, too")
         missing = [name for name in _OF_SOLVERS if isinstance(part, Solver) and not has(part, name)]
         if missing:
             raise TypeError(must_override(part, missing[0]))

@@ -137,7 +137,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
     def _update(self) -> UpdateResult:
         """Run an iteration, undo it if it raises, and notify monitors of its end."""
         self._undo_iteration()  # finish a rollback that was itself interrupted
-        # After an exception before the exchange with other ranks, which wait for this one.
+        # Set after an exception before the exchange with other ranks, which still wait for this one.
         resumed, self._interrupted = self._interrupted, None
         before = self._s0.state
         self._retries = resumed or RetryState(before)
@@ -355,7 +355,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
 
     def _undo_iteration(self) -> None:
         """Undo an iteration that did not end; do nothing after one that did."""
-        # Arrays, then attributes, then graphs. All of it can run twice: it may be interrupted, too.
+        # The order is arrays, attributes, graphs. All of it can run twice: it may be interrupted, too.
         for restore, scaling in self._undone:
             with self._idle.lock:
                 self.scaling.guard.undo_window()

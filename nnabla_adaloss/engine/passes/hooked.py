@@ -72,7 +72,7 @@ class HookedPass:
         graph, plan, schedule = self._prepared.graph, self._prepared.plan, self._decision.schedule
         node = plan.by_number.get(graph.numbers.get(hash(f), -1))
         if node is None:
-            # A function that was not there when the graph was read.
+            # The function was not there when the graph was read.
             raise GraphChangedError(
                 f"{type_name_of(f.info.type_name)} is not where it was when the loss was wrapped: the graph "
                 "was rewired. These gradients are not valid; the next backward will be"
