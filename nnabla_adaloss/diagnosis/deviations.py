@@ -12,7 +12,7 @@ from ..core.formats import Format
 from . import remedies
 from .causes import Cause, Note, listed
 from .finite import SOFTMAX
-from .network import scope_of
+from .network import DIFFERENCES, scope_of
 from .operands import CONSTANTS, GROWN, NOT_ZERO, Growth, Operands, repeated
 from .watching import INDICES
 
@@ -79,8 +79,9 @@ class Deviations(Operands):
         large = [(f, v) for f, v in outputs if v.need_grad and v.size > 1 and network.format(v).bits > 8]
         for f, v in sorted(large, key=lambda one: self.amax(one[1]))[-1:]:
             stored, size, growth = network.format(v), self.amax(v), self.grown(f)
-            # A few doublings are left. Raw data do not grow in training.
-            if 0.25 * stored.max < size <= stored.max and growth.remedy != remedies.NORMALISE_DATA:
+            # A few doublings are left. Raw data and masks do not grow in training.
+            grows = growth.remedy != remedies.NORMALISE_DATA and max(f.inputs, key=self.amax).need_grad
+            if grows and 0.25 * stored.max < size <= stored.max:
                 begin = f"Numbers reach {size:.3g}, where {stored.name} ends at {stored.max:g}, in "
                 yield Note(begin, [network.name(f)], f"{growth.clause}: {remedies.ROOM}.")
 
@@ -219,6 +220,12 @@ class Deviations(Operands):
                 remedy, growth = remedies.GAMMA, Growth("", network.parameters(gammas))
             elif not own and f.info.type_name != "Mul2":
                 remedy = remedies.SCALE_DATA
+                # Units of a target are those of a prediction, and of the loss.
+                both = (*network.walk([f]), *network.behind(map(hash, f.outputs)))
+                factors = (g for g in both if remedies.is_a(g, "MulScalar"))
+                units = network.listed(g for g in factors if not 2.0**-10 < abs(g.info.args["val"]) < 2.0**10)
+                if units and f.info.type_name in DIFFERENCES:
+                    remedy = remedies.NO_UNITS.format(units)
             what += growth.clause
             return Cause("underflow", name, what, remedy, parameters=growth.parameters)
         what = f"{subject} that come out with an error of {error:.0%} in {stored.name}"

@@ -352,7 +352,7 @@ class Ends(Batches):
             return cause("rounded", what, remedies.STEP)
         # A function that hands on all that it gets.
         cancelling = self._cancelling(f) if kind in _HANDS_ON else None
-        if cancelling is not None:
+        if cancelling is not None and arriving:
             v = next(v for v in f.inputs if v.need_grad)
             what = f"it computes the same whatever {called(v)} is: the gradients to it cancel"
             node = network.nodes[hash(cancelling)]
@@ -361,7 +361,7 @@ class Ends(Batches):
             return Cause("cancels", self._network.name(cancelling), what, remedy)
         # A rectifier that is not dead is not saturated.
         is_activation = len(f.inputs) == 1 and f.inputs[0].size == f.outputs[0].size
-        is_other = kind in _METRICS | _RECTIFIERS or remedies.is_square(f)
+        is_other = kind in _METRICS | _RECTIFIERS | _HANDS_ON or remedies.is_square(f)
         if kind in _SATURATES or (is_activation and not is_other):
             what = "it is saturated: all of its outputs are where its derivative is 0"
             if "val" in args:

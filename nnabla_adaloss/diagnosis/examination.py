@@ -34,6 +34,7 @@ from .watching import REPEATED, Sight
 
 # Formats tried besides the requested one.
 _FORMATS: Sequence[PrecisionName] = ("float16", "bfloat16", "fp8_hybrid")
+_NEGLIGIBLE = 2.0**11  # factor by which the largest data exceed numbers that count for nothing
 
 
 @overload
@@ -282,10 +283,18 @@ class _Examination:
         examined, passes, layers = self._examined, self._passes, self._layers
         roots = set(map(hash, self._network.roots))
         seen = [item for sight in self._in_fp32 for item in sight.gradients.items()]
-        amax = max((one.abs_max for key, one in seen if key not in roots), default=0.0)
+        amaxes: Dict[int, float] = {}
+        for key, seen_gradient in seen:
+            amaxes[key] = 0.0 if key in roots else max(amaxes.get(key, 0.0), seen_gradient.abs_max)
         others = {str(name): _emulated(examined, name) for name in _FORMATS if name != self._storage}
         emulations = {self._storage: self._emulation, **others}
-        tried = {name: FormatTrial(examined, layers, one, amax) for name, one in emulations.items()}
+        for v in filter(self._network.is_input, self._network.inputs.values()):
+            # Behind a ReLU with a bias of 0 the signs of next to nothing count, which train nothing.
+            least, readers = self._network.format(v).smallest_subnormal / 2.0, self._network.readers[hash(v)]
+            size = max(sight.data[hash(v)].abs_max for sight in self._in_fp32 if hash(v) in sight.data)
+            if size > _NEGLIGIBLE * least and all(is_matrix_product(f.info.type_name) for f in readers):
+                examined.flush(v, least)
+        tried = {name: FormatTrial(examined, layers, one, amaxes) for name, one in emulations.items()}
         keys = (key for layer in layers for key in (*layer.weights, *layer.outputs))
         unsteady = Tally(keys if self._random else ())
         for index in range(len(examined)):
@@ -352,7 +361,10 @@ class _Examination:
         untold = [name for name in own if not any(n.name.startswith(f"{name}/") for n in learning)]
         cancelling = noise.functions if noisy or damaged else []
         is_fatal = any(cause.fatal for cause in beyond)
-        of_storage = None if is_fatal else self._of_storage([] if cancelling else damaged, ended)
+        of_storage = None if is_fatal else self._of_storage(damaged, ended)
+        behind = network.behind(hash(v) for f in cancelling for v in f.outputs)
+        if of_storage is not None and of_storage.function in {*map(network.name, (*cancelling, *behind))}:
+            of_storage = None
         fatal = not any(n.floor < USELESS for n in learning)
         # A flat function may become 0 as stored: why it is flat says more.
         same = [cause for cause in ends if of_storage is not None and cause.function == of_storage.function]

@@ -100,7 +100,7 @@ class Operands:
         remedy = remedies.of(f, growth.remedy, too_large=True)
         if remedy == remedies.AWAY and f.info.type_name in NOT_ZERO:
             small = f.inputs[NOT_ZERO[f.info.type_name]]
-            if self.least(small) > FLOOR:
+            if self.least(small) > FLOOR and not self.zeros(small):
                 remedy = remedies.MULTIPLY_FIRST.format("it")
             elif small.parent is not None and self.amax(small) < FLOOR:
                 remedy = remedies.LARGER_UNITS.format(self.network.name(small.parent))

@@ -14,6 +14,7 @@ import nnabla as nn
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.formats import FLOAT32
 from ..core.scale_history import HistoryPolicy
 from ..core.verdict import Rules
 from ..emulation import FormatEmulation
@@ -277,13 +278,16 @@ class Tally:
 
 
 class FormatTrial:
-    """Trial of each way of scaling in one format, on gradients of up to `amax`."""
+    """Trial of each way of scaling in one format, given the largest magnitude of each gradient, by key."""
 
     def __init__(
-        self, examined: Subject, layers: Sequence[Layer], emulation: FormatEmulation, amax: float
+        self, examined: Subject, layers: Sequence[Layer], emulation: FormatEmulation, amaxes: Dict[int, float]
     ) -> None:
         u_max = emulation.precisions.narrowest.stored_gradients.max
-        one = HistoryPolicy().scale(amax, u_max=u_max) if amax else 1.0
+        # Gradients in the float tail stay fp32.
+        stored = emulation.emulated_storage.rounded_gradients()
+        limits = ((size, u_max if key in stored else FLOAT32.max) for key, size in amaxes.items() if size)
+        one = min((HistoryPolicy().scale(size, u_max=limit) for size, limit in limits), default=1.0)
         self.scales: Dict[Way, float] = {Way.NONE: 1.0, Way.CONSTANT: 65536.0, Way.ONE: one}
         keys = [key for layer in layers for key in layer.weights or layer.outputs]
         self.floor, self.ways = Tally(keys), {way: Tally(keys) for way in Way}
@@ -313,28 +317,27 @@ class FormatTrial:
         return {way: tally.worst(layer, noise) for way, tally in self.ways.items()}
 
     def begins(self, network: Network, layer: Layer, way: Way, effect: StorageEffect) -> str:
-        """First function of each branch in whose backward most of a layer's loss occurs; empty for a gradual
-        loss.
-        """
-        what = "overflow" if effect.overflow else "underflow"
-        least = 0.0 if effect.overflow else max(_BEGINS * effect.underflow, 0.01)
-        counts = self._rounded[way].items()
-        losing = {key for key, counted in counts if counted[what] > least * counted["nonzero"]}
-        gone = {key for key, counted in counts if not counted["nonzero"] > counted["underflow"]}
+        """First function of each branch in whose backward most of a layer's loss occurs, or a loss begins."""
+        what, counts = "overflow" if effect.overflow else "underflow", self._rounded[way]
+        gone = {key for key, counted in counts.items() if not counted["nonzero"] > counted["underflow"]}
         behind = {hash(f): f for f in network.behind(layer.outputs or layer.weights)}
-
-        def loses(f: Any) -> bool:
-            return not losing.isdisjoint(map(hash, onward(f)))
 
         def onward(f: Any) -> List[nn.Variable]:
             if hash(f) not in behind or gone.issuperset(map(hash, f.outputs)):
                 return []
             return [v for v in f.inputs if hash(v.parent) in behind]
 
-        walked = network.walk(network.last, lambda f: [] if loses(f) else onward(f))
-        lost = losing & layer.weights.keys()  # or in the backward of the layer
-        own = (f for f in behind.values() if not lost.isdisjoint(map(hash, f.inputs)))
-        return network.listed([f for f in walked if loses(f)] or own)
+        def first(least: float) -> List[Any]:
+            losing = {key for key, one in counts.items() if one[what] > least * one["nonzero"]}
+            ends = {hash(f) for f in behind.values() if not losing.isdisjoint(map(hash, onward(f)))}
+            walked = network.walk(network.last, lambda f: [] if hash(f) in ends else onward(f))
+            lost = losing & layer.weights.keys()  # or in the backward of the layer
+            own = (f for f in behind.values() if not lost.isdisjoint(map(hash, f.inputs)))
+            return [f for f in walked if hash(f) in ends] or list(own)
+
+        if effect.overflow:
+            return network.listed(first(0.0))
+        return network.listed(first(max(_BEGINS * effect.underflow, 0.01)) or first(0.01))
 
     def losing(self, network: Network, layer: Layer, way: Way, noise: Set[int]) -> str:
         """Parameters of a layer that lose, if others do not."""

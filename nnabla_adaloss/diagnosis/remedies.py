@@ -107,6 +107,7 @@ TOO_SMALL = (
     "bring them into range: fold constant factors into one, divide later, or multiply the mean instead"
 )
 SCALE_DATA = "multiply the data by a constant before they are fed"
+NO_UNITS = f"{SCALE_DATA}, and leave out the factors of such units, of {{}}"
 LOGARITHMS = "add up logarithms instead of multiplying"
 CHAIN = f"{LOGARITHMS}, or normalise after each product"
 VANISHING = "start from larger weights, such as Glorot's, or normalise between layers"
@@ -139,6 +140,7 @@ OF_SCORES = "use F.{0}_cross_entropy of the scores, without a {0} before it"
 INSIDE_ROOT = "add a number inside the root: (F.sum(x ** 2) + 2**-14) ** 0.5"
 BELOW_ONE = "clip what it reads below 1 and above -1, such as by F.clip_by_value(x, -0.999, 0.999)"
 BOUND_EXP = "bound what it reads, such as by F.minimum_scalar(x, 10.0)"
+BOUND_FACTOR = "bound what it reads, such as by F.tanh(x): products with it must fit, too"
 SOFTMAX = "use F.softmax, which subtracts the largest number first"
 LOG_SOFTMAX = "subtract the maximum first, as F.log_softmax does"
 NORMALISE_DATA = "normalise the data"
@@ -186,6 +188,8 @@ def of(f: Any, known: str = "", *, too_large: bool = False) -> str:
         behind = {h.info.type_name for g in sums for h in _readers(g)}
         if not behind.isdisjoint(("Div2", "Log")):
             return SOFTMAX if "Div2" in behind else LOG_SOFTMAX
+        if known in ("", EXPLODING) and any(is_a(g, "Mul2") for g in _readers(f)):
+            return BOUND_FACTOR
     if kind == "Div2":
         divisor = origin(f.inputs[1])
         if _adds_exponentials(f.inputs[1]) and not too_large:

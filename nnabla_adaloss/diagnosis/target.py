@@ -76,6 +76,7 @@ class Subject:
         self.kernels = select_kernels(self.loss.parent.context)
         self._count = 1 if feeder is None else batches
         self._batches: List[Dict[int, NDArray[Any]]] = []
+        self._flushed: Dict[int, float] = {}  # least magnitude that forward reads, by key of an input
         self.written: Set[str] = set()  # parameters that the feeder writes, such as a moving average's
         # Number of an embedding that is fed an index beyond its table, and this in words: nothing can be run.
         self.beyond: Optional[Tuple[int, str]] = None
@@ -99,9 +100,14 @@ class Subject:
     def forward(self, loss: Any, index: int, hook: Optional[Hook] = None) -> None:
         """Run a batch through `self.loss`, or an emulation of it, with the same random numbers each time."""
         for position, v in self._inputs.items():
-            v.d = self._batches[index][position]
+            x = self._batches[index][position]
+            v.d = np.where(np.abs(x) < self._flushed[hash(v)], 0.0, x) if hash(v) in self._flushed else x
         self._draw_again()
         loss.forward(function_post_hook=hook)
+
+    def flush(self, v: nn.Variable, least: float) -> None:
+        """Have forward read numbers of an input below `least` as 0."""
+        self._flushed[hash(v)] = least
 
     def values(self, v: nn.Variable) -> Optional[NDArray[Any]]:
         """Numbers of an input in all batches, along a new first axis; None if it cannot be fed."""

@@ -34,7 +34,7 @@ class LayerNumbers(NamedTuple):
         is_noise: True if its gradient is 0 except for rounding errors, in fp32 too.
         is_random: True if its gradient differs from pass to pass over the same batch.
         waits_for: the parameter that is 0 and moves, without which this layer would get a gradient.
-        begins: by way, the function in whose backward most of the loss occurs; empty if unknown.
+        begins: by way, the function in whose backward most of the loss occurs, or begins; empty if unknown.
         losing: by way, the parameters that lose, if others of the layer do not; empty otherwise.
     """
 
@@ -165,9 +165,12 @@ def verdict_of(network: NetworkNumbers) -> Verdict:
         scaling = f"No loss scale helps {listed(spoilt)}."
     else:
         scaling = _network(network, layers, needs, other)
-    errors = [effects[needs].error for effects in network.formats[network.storage].values()] if needs else []
-    if max(errors, default=0.0) > COARSE:
-        scaling += f" Errors of gradients reach {max(errors):.0%}, as {network.storage} is coarse here."
+    if needs:
+        worst = max(network.layers, key=lambda layer: layer.effects[needs].error)
+        error, coarse = worst.effects[needs].error, f"as {network.storage} is coarse"
+        # Of 8 bits, twice this error is usual.
+        if error > (COARSE if worst.stored.bits <= 8 else COARSE / 2.0):
+            scaling += f" Errors of gradients reach {error:.0%} in {worst.name}, {coarse}."
     line = " ".join([scaling, *["But"] * bool(needs and causes), *map(str, causes[:1])])
     return Verdict(line, needs, causes, scaling, layers, trains)
 
@@ -182,7 +185,8 @@ def serves(effects: Mapping[Way, StorageEffect], way: Way) -> bool:
     if own.lost_units > _UNITS + min(k.lost_units for k in effects.values()):
         return False
     is_usual = own.error < USELESS and own.error <= _WORSE * best and own.underflow <= _LOST
-    return own.error <= TOLERANCE or is_usual
+    # Of the most that scaling can do, twice the error is still that of another batch.
+    return own.error <= TOLERANCE * (2.0 if way is Way.ADAPTIVE else 1.0) or is_usual
 
 
 def _layer(layer: LayerNumbers, network: NetworkNumbers, causes: Sequence[Cause]) -> LayerVerdict:
@@ -229,7 +233,8 @@ def _lost(layer: LayerNumbers, way: Way) -> str:
     if math.isinf(effect.error):
         return f"gets NaN{within}"
     small = effect.error > _WORSE * max(layer.floor, min(own.error for own in layer.effects.values()))
-    coarse = f"{layer.stored.name} is coarse{' for numbers so small' * small}"
+    where = f", from {begins} on" * bool(begins and small)
+    coarse = f"{layer.stored.name} is coarse{' for numbers so small' * small}{where}"
     return f"has an error of {_percent(effect.error)}%{within}, as {coarse}"
 
 

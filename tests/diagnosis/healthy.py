@@ -509,6 +509,32 @@ def slots_of_zeros() -> Built:
     return network(layers)
 
 
+def blobs() -> Built:
+    """Their tails become 0 in float16; a ReLU behind biases of 0 reads their sign alone."""
+    places, rng = np.arange(16.0), np.random.RandomState(0)
+    x, t = nn.Variable((8, 1, 16, 16)), nn.Variable((8, 2))
+    h = F.relu(PF.convolution(x, 8, (3, 3), pad=(1, 1), name="c1", rng=np.random.RandomState(1)))
+    h = F.relu(PF.convolution(h, 8, (3, 3), pad=(1, 1), stride=(8, 8), name="c2"))
+
+    def feed() -> None:
+        t.d = rng.uniform(0.2, 0.8, t.shape)
+        rows, columns = (np.exp(-((places - c * 16.0) ** 2) / 2.0) for c in (t.d[:, :1], t.d[:, 1:]))
+        x.d = (rows[:, :, None] * columns[:, None, :])[:, None]
+
+    return trained((F.mean(F.squared_error(affine(h, 2, "head"), t)), feed), S.Adam())
+
+
+def mask_by_a_large_factor() -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        read = F.reshape(x, (32, 4, 4))
+        q, k, v = (PF.affine(read, 4, base_axis=2, name=name) for name in "qkv")
+        mask = nn.Variable.from_numpy_array(np.tile(np.float32([1, 1, 1, 0]), (32, 4, 1)))
+        scores = F.batch_matmul(q, k, transpose_b=True) + (mask - 1.0) * 3e4
+        return F.reshape(F.batch_matmul(F.softmax(scores), v), (32, 16))
+
+    return network(layers)
+
+
 HEALTHY: Dict[str, Callable[[], Built]] = {
     name: found
     for name, found in list(globals().items())

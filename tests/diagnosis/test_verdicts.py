@@ -99,9 +99,17 @@ ALL = {way.name.lower(): LOST for way in Way}
         ),
         ([layer("a", none=UNITS, constant=UNITS, one=UNITS, adaptive=UNITS)], Way.NONE, "needs no scaling"),
         (
+            [
+                layer("a", none=LOST, adaptive=StorageEffect(0.0, 0.0, 0.09)),
+                layer("b", constant=LOST, one=LOST),
+            ],
+            Way.ADAPTIVE,
+            "AdaptiveLossScalingUpdater works at its defaults",
+        ),
+        (
             [layer("a", **{way.name.lower(): StorageEffect(0.0, 0.0, 0.4) for way in Way})],
             Way.NONE,
-            "float16 needs no scaling here. Errors of gradients reach 40%, as float16 is coarse here.",
+            "float16 needs no scaling here. Errors of gradients reach 40% in a, as float16 is coarse.",
         ),
     ],
 )

@@ -2736,3 +2736,90 @@ def decay_in_on_gradients(mended: bool) -> Built:
 def decay_that_a_momentum_adds_up(mended: bool) -> Built:
     loss, feed = network()
     return updater_of(loss, feed, S.Momentum(0.1), weight_decay=1e-4 if mended else 0.5), None
+
+
+@trouble("zero_factor", "a/bn", "gamma, which is all 0", remedy=remedies.GAMMA, fatal=False, others=("b/bn",))
+def branches_of_two_zeros(mended: bool) -> Built:
+    """A gamma of 0 times an alpha of 0; either alone moves."""
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        h = hidden(x)
+        gamma = {} if mended else {"gamma": I.ConstantInitializer(0.0)}
+        for name in "ab":
+            branch = PF.batch_normalization(affine(h, 16, f"{name}/fc"), name=name, param_init=gamma)
+            alpha = nn.parameter.get_parameter_or_create(f"{name}/alpha", (1, 1), I.ConstantInitializer(0.0))
+            h = h + branch * F.broadcast(alpha, h.shape)
+        return h
+
+    return network(layers)
+
+
+@trouble(
+    "underflow",
+    "head/affine/SquaredError",
+    "of whose numbers 100% become 0",
+    remedy=remedies.NO_UNITS.format("head/affine/MulScalar and the loss weight head/affine/MulScalar#2"),
+)
+def a_target_in_small_units(mended: bool) -> Built:
+    unit = 1.0 if mended else 3e-9
+
+    def loss(y: nn.Variable, t: nn.Variable) -> nn.Variable:
+        return F.mean(F.squared_error(y * unit, t)) * unit**-2
+
+    def spoil(x: nn.Variable, t: nn.Variable) -> None:
+        t.d = unit * t.d
+
+    return network(lambda x: affine(hidden(x), 1, "head"), loss, spoil)
+
+
+@trouble("overflow", "head/affine/RDivScalar", remedy=remedies.AWAY)
+def a_divisor_that_cancels(mended: bool) -> Built:
+    """1 minus a square near 1 is 0 in float16; a factor before the square would not help."""
+
+    def loss(y: nn.Variable, t: nn.Variable) -> nn.Variable:
+        near = F.sigmoid(y + (0.0 if mended else 8.3))
+        return F.mean(F.log(1.0 + 40.0 / (1.0 - near * near)))
+
+    return network(lambda x: affine(hidden(x), 4, "head", 0.2), loss)
+
+
+@trouble("overflow", "s/affine/Exp", remedy=remedies.BOUND_FACTOR)
+def a_flow_without_bounds(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        scale = hidden(x)
+        for name in "pqrs":
+            scale = affine(scale, 16, name, 2.0)
+        return F.log(1.0 + (x * F.exp(F.tanh(0.1 * scale) if mended else scale)) ** 2)
+
+    return network(layers)
+
+
+@trouble(
+    "precision",
+    "fc2/affine/Add2",
+    "the difference of numbers up to 1e+03",
+    remedy=remedies.DIFFERENCE,
+    fatal=False,
+)
+def second_differences_of_a_smooth_field(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        field = F.cumsum(F.cumsum(affine(hidden(x), 16, "fc2") * 5e-4, axis=1), axis=1)
+        field = field if mended else field + 1000.0
+        return 1e3 * (field[:, 2:] - 2.0 * field[:, 1:-1] + field[:, :-2])
+
+    return network(layers)
+
+
+@trouble("underflow", "gate", "100% become 0", remedy=remedies.LARGER, others=("head/affine/Sum",))
+def a_small_gate_beside_a_sum_that_cancels(mended: bool) -> Built:
+    """Neither explains the other."""
+    gate = nn.parameter.get_parameter_or_create(
+        "gate", (1, 16), I.ConstantInitializer(1.0 if mended else 1e-9)
+    )
+
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        y = affine(h * F.broadcast(gate, h.shape) / (1.0 if mended else 1e-9), 5, "head")
+        centred = y - F.broadcast(F.mean(y, axis=1, keepdims=True), y.shape)
+        return cross_entropy(y, t) + F.mean((F.sum(centred, axis=1) if not mended else centred) ** 2)
+
+    return network(hidden, loss)
