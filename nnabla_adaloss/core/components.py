@@ -21,7 +21,7 @@ class LayerInput(NamedTuple):
     """Layer: an input of a function whose gradient is scaled; variables are given by position."""
 
     layer: str
-    gemm: ScaledInput
+    scaled: ScaledInput  # the same by index of the inputs, with the fan-in
     input: int  # the input whose gradient is scaled
     weight: int  # the weight
     to_leaf: bool  # True if the input is a leaf, whose gradient is kept unscaled in an array of its own

@@ -77,12 +77,10 @@ class RoundedStorage(NativeStorage):
         self.kernels = kernels
         # Precision of each variable, by key, where layers differ; set by the emulation, for each graph.
         self.of_variables: Mapping[int, Precision] = {}
-        # Variables outside the graph get the precision of the smallest range: no scale is too high for them.
-        self._default = precisions.only or precisions.narrowest
 
     def precision_of(self, key: int) -> Precision:
-        """Precision of a variable."""
-        return self.of_variables.get(key, self._default)
+        """Precision of a variable; outside the graph the narrowest, for which no scale is too high."""
+        return self.of_variables.get(key, self.precisions.narrowest)
 
     def data_format(self, key: int, size: int) -> Format:
         return self.precision_of(key).data_format(size)

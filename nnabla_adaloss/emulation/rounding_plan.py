@@ -65,7 +65,7 @@ class RoundingPlan:
             )
         functions = graph.functions
         of_functions = _function_precisions(graph, precisions, names)
-        self._default = precisions.only or precisions.narrowest
+        self._default = precisions.narrowest
         self._of: Dict[int, Precision] = dict(zip(map(hash, functions), of_functions))
         # Empty if all layers have the same precision.
         self.of_variables = {} if precisions.only else _variable_precisions(graph, of_functions)

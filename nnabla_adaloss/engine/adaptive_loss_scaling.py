@@ -225,7 +225,7 @@ class AdaptiveLossScaling:
     @property
     def layers(self) -> List[str]:
         """Names of the scaled layers, in backward order."""
-        return list(self.plan.layers)
+        return list(self.plan.layer_inputs)
 
     @property
     def result(self) -> PassReport:

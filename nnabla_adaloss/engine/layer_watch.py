@@ -44,7 +44,7 @@ class LayerWatch:
                 unbounded=schedule.unbounded.get(layer, alpha),
                 previous_scale=scale,
                 accumulated_scale=scale * alpha,
-                fan_in=layer_input.gemm.fan_in,
+                fan_in=layer_input.scaled.fan_in,
                 g=None if g is None else g.scaled(scale * loss_weight),
                 weight=statistics.data(layer_input.weight) if chosen else None,
                 reason=schedule.reasons.get(layer, Reason.BRANCHES) if chosen else Reason.HELD,

@@ -51,7 +51,7 @@ class MethodAlphas:
         for layer_input in node.layer_inputs:
             assert product is not None, "only products have layers"
             output, weight = graph.variables[node.outputs[0]], graph.variables[layer_input.weight]
-            g, w = product.matrices(output.grad.data, weight.data.data, node.args, layer_input.gemm)
+            g, w = product.matrices(output.grad.data, weight.data.data, node.args, layer_input.scaled)
             if np.isfinite(g).all() and np.isfinite(w).all():
                 copies = np.array(g, np.float32) / np.float32(scale), np.array(w, np.float32)
                 self._arrays = {**self._arrays, layer_input.layer: copies}
@@ -75,7 +75,7 @@ class MethodAlphas:
             if inputs is None:
                 # Without measurements the layer passes its scale on.
                 return 1.0, Reason.UNKNOWN
-            input_range, fan_in = prepared.range_of(layer_input.input), layer_input.gemm.fan_in
+            input_range, fan_in = prepared.range_of(layer_input.input), layer_input.scaled.fan_in
             self.unbounded[layer] = unbounded_alpha(self._config, layer, *inputs, input_range, fan_in)
             return bounded(max(self.unbounded[layer], lowest), uncompensated, self._config)
 

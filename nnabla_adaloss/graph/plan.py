@@ -57,8 +57,6 @@ class GraphPlan:
         nodes: the functions that backward visits, in its order.
         gradients: the variables that get a gradient, except leaves.
         leaves: the leaves that get a gradient.
-        layers: names of the layers that get a scale, in backward order.
-        stopped: type names of the functions that backward does not visit.
         roots: the outputs that backward starts from.
         scalars: the variables of one element.
 
@@ -101,9 +99,6 @@ class GraphPlan:
         self.nodes = [self._node(index, scalable[index], section) for index in self.order]
         self.gradients = list(dict.fromkeys(p for node in self.nodes for p in (*node.outputs, *node.inputs)))
         self.leaves = list(dict.fromkeys(map(self.leaf, (p for node in self.nodes for p in node.leaves))))
-        self.layers = [one.layer for node in self.nodes for one in node.layer_inputs]
-        pairs = zip(described.type_names, described.need_grads)
-        self.stopped = [type_name for type_name, need_grad in pairs if not need_grad]
         self.roots = self._outputs[-1]
         # Sink keeps the gradients of its inputs even when buffers are cleared.
         keeping = (node for node in self.nodes if self._rows[node.number].keeps_gradients)
@@ -173,7 +168,6 @@ class GraphPlan:
             outdated |= {name for name, one in vars(GraphPlan).items() if isinstance(one, cached_property)}
             outdated.remove("merged")  # like other components, it depends on names at most
         if other.labels != self.labels:
-            other.layers = [one.layer for node in other.nodes for one in node.layer_inputs]
             other._components = {}
             outdated.add("merged")
         for name in outdated:
@@ -187,8 +181,8 @@ class GraphPlan:
             same = args == node.args and label == node.label
             return node if same else node._replace(args=args, label=label)
         # Fan-ins depend on shapes. The layers stay those that the other plan's selection has chosen.
-        selected = {one.gemm.input for one in node.layer_inputs}
-        layer_inputs = tuple([one for one in self._layer_inputs(node.number) if one.gemm.input in selected])
+        selected = {one.input for one in node.layer_inputs}
+        layer_inputs = tuple([one for one in self._layer_inputs(node.number) if one.input in selected])
         return node._replace(args=args, label=label, layer_inputs=layer_inputs)
 
     def components(self, *, by_layer: bool) -> Components:
@@ -372,10 +366,11 @@ class GraphPlan:
             if any(readers[p] > 1 for p in node.outputs):
                 role += ", fan-out"
             layer = node.label if node.layer_inputs or node.leaves else ""
-            fan_in = ", ".join(f"{one.gemm.fan_in:g}" for one in node.layer_inputs)
+            fan_in = ", ".join(f"{one.scaled.fan_in:g}" for one in node.layer_inputs)
             shapes = ["x".join(map(str, self.described.shapes[one.weight])) for one in node.layer_inputs]
             rows.append((node.type_name, role, layer, fan_in, ", ".join(shapes)))
-        rows += [(name, "stop", "", "", "") for name in self.stopped]
+        visited = zip(self.described.type_names, self.described.need_grads)
+        rows += [(type_name, "stop", "", "", "") for type_name, need_grad in visited if not need_grad]
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
         on_host = self.on_host

@@ -154,7 +154,7 @@ def products_of(case: str) -> Tuple[Any, Any, Any]:
         v.grad.zero()
     y.backward(g)
     (node,) = GraphPlan(y).nodes
-    weights = [y.parent.inputs[scaled_input.gemm.weight].d for scaled_input in node.layer_inputs]
+    weights = [y.parent.inputs[scaled_input.scaled.weight].d for scaled_input in node.layer_inputs]
     return y, g, [matrices(node, scaled_input, g, w) for scaled_input, w in zip(node.layer_inputs, weights)]
 
 
@@ -163,7 +163,7 @@ def matrices(
 ) -> Tuple[Any, Any]:
     product = properties_of(node.type_name).product
     assert product is not None
-    return product.matrices(g, weight, node.args, scaled_input.gemm)
+    return product.matrices(g, weight, node.args, scaled_input.scaled)
 
 
 @pytest.mark.parametrize("case", sorted(CASES))

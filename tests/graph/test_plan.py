@@ -150,7 +150,7 @@ def test_properties_that_follow_from_shapes_are_computed_again() -> None:
     assert [getattr(found, name) for name in asked] == [getattr(made, name) for name in asked]
     before, now = (
         [
-            slot.gemm.fan_in
+            slot.scaled.fan_in
             for node in one.nodes
             for slot in node.layer_inputs
             if node.type_name == "BatchMatmul"
@@ -372,7 +372,7 @@ def test_a_table_is_not_a_weight_but_its_transpose_is(transposed: bool) -> None:
 def test_a_weight_that_another_layer_reads_can_be_swapped_only_if_that_is_scaled_too(frozen: bool) -> None:
     h = F.tanh(hidden(fix_parameters=frozen))
     loss = F.mean(PF.affine(h, 3, name="a", fix_parameters=frozen) ** 2)
-    layers = GraphPlan(loss).layers
+    layers = GraphPlan(loss).layer_inputs
     assert len(layers) == 2
     assert len(swappable(loss)) == 1
     if not frozen:

@@ -308,7 +308,7 @@ def test_a_shape_that_changes_before_the_first_update_is_noticed() -> None:
         sentences.x.d = 1.0
         updater.update()
         nodes = updater.scaling.plan.nodes
-        fan_in = {s.gemm.fan_in for n in nodes if n.type_name == "BatchMatmul" for s in n.layer_inputs}
+        fan_in = {s.scaled.fan_in for n in nodes if n.type_name == "BatchMatmul" for s in n.layer_inputs}
         assert fan_in == {float(length), 8.0}
 
 

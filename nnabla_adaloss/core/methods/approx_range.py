@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 from statistics import NormalDist
 from typing import Any, Optional
 
@@ -51,11 +50,7 @@ class ApproxRange(Method):
 
     def sigma_min(self, range: Range) -> float:
         """Standard deviation at which a share p of a centred normal distribution lies below u_min."""
-        return range.u_min / self._quantile
-
-    @cached_property
-    def _quantile(self) -> float:
-        return math.sqrt(2.0) * erfinv(self.n_uf_threshold)
+        return range.u_min / (math.sqrt(2.0) * erfinv(self.n_uf_threshold))
 
 
 @dataclass(frozen=True)
@@ -83,8 +78,7 @@ class LognormalRange(ApproxRange):
 
 def erfinv(y: float) -> float:
     """Inverse of erf for -1 < y < 1, to a relative error of 1e-14, except within 1e-9 of 1."""
-    # Importing SciPy takes 20 MB and 0.2 s.
-    # For y next to 1, half the sum may be rounded to 1, for which inv_cdf raises.
+    # Importing SciPy takes 20 MB and 0.2 s. For y next to 1, half the sum may be 1, for which inv_cdf raises.
     below = min(0.5 * (1.0 + y), math.nextafter(1.0, 0.0))
     x = NormalDist().inv_cdf(below) / math.sqrt(2.0)
     # 1 + y has lost digits of a small y; a step of Newton's method restores them.

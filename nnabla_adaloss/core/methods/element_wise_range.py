@@ -65,8 +65,9 @@ class ElementWiseRange(Method):
             # Rounded multiplication is monotonic, so the extreme products are products of extremes, exactly.
             smallest, largest = min(a[0] * b[0] for a, b in pairs), max(a[-1] * b[-1] for a, b in pairs)
             if self.max_rescue_ratio is not None:
-                rescued = int(self.max_rescue_ratio * sum(a.size * b.size for a, b in pairs))
-                smallest = _nth_largest_product(pairs, max(rescued, 1), smallest, largest)
+                products = sum(a.size * b.size for a, b in pairs)
+                rescued = max(int(self.max_rescue_ratio * products), 1)
+                smallest = _product_at(pairs, products - rescued, smallest, largest)
             lower, upper = range.u_min / np.float64(smallest), range.u_max / largest / terms
         return clamp_scale(float(min(max(lower, 1.0), upper)))
 
@@ -90,27 +91,18 @@ def _sorted_nonzero(x: NDArray[Any]) -> Magnitudes:
     return np.sort(magnitudes[magnitudes > 0])
 
 
-def _nth_largest_product(
-    pairs: List[Tuple[Magnitudes, Magnitudes]], n: int, smallest: float, largest: float
+def _product_at(
+    pairs: List[Tuple[Magnitudes, Magnitudes]], position: int, smallest: float, largest: float
 ) -> float:
-    """Find the n-th largest of all products within pairs of sorted, positive magnitudes, by bisection over
-    bit patterns, which are ordered as positive floats.
+    """Find the product at a position of all in ascending order, within pairs of sorted magnitudes, by
+    bisection over bit patterns, which are ordered as positive floats.
     """
+    ordered = [(a, b) if a.size < b.size else (b, a) for a, b in pairs]
     low, high = (int(np.float64(product).view(np.int64)) for product in (smallest, largest))
-    # At least n products are as large as `low`.
+    # At most `position` products are below `low`.
     while low < high:
         middle = (low + high + 1) // 2
-        if _count_at_least(pairs, float(np.int64(middle).view(np.float64))) >= n:
-            low = middle
-        else:
-            high = middle - 1
+        threshold = float(np.int64(middle).view(np.float64))
+        below = sum(int(np.searchsorted(many, threshold / few).sum()) for few, many in ordered)
+        low, high = (middle, high) if below <= position else (low, middle - 1)
     return float(np.int64(low).view(np.float64))
-
-
-def _count_at_least(pairs: List[Tuple[Magnitudes, Magnitudes]], threshold: float) -> int:
-    """Count the products from `threshold` on: all, except those that a binary search finds below it."""
-    count = 0
-    for a, b in pairs:
-        few, many = (a, b) if a.size < b.size else (b, a)
-        count += few.size * many.size - int(np.searchsorted(many, threshold / few).sum())
-    return count
