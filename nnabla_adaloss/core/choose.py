@@ -78,8 +78,7 @@ class ScaleLimits(NamedTuple):
     def size_before(self, edge: Edge) -> float:
         """Largest gradient before an edge, with the present loss weights; unit amax 1 if it is unmeasured."""
         if edge.layer is None:
-            # At the loss unit amaxes count as 1. If the function multiplies by a loss weight, only the weight
-            # of its successor includes it.
+            # Unit amaxes at the loss count as 1. Only the successor's weight includes the function's factor.
             return self.loss_weights[edge.successor]
         return self.loss_weights[edge.predecessor] * (self.unit_amaxes[edge.predecessor] or 1.0)
 

@@ -21,9 +21,7 @@ from .validation import integer, number, positive_integer, positive_number
 _STEP = 4.0  # factor of lowering a scale for the next try, beyond the margin below the overflow
 _LEAST_MEASUREMENTS = 16  # fewer do not show the range of gradients
 
-# Factor within which scales are equalized. Each layer that changes the scale copies its weight, and scales
-# that change less often are chosen less often.
-_APART = 4.0
+_APART = 4.0  # factor within which scales are equalized, as a layer that changes the scale copies its weight
 
 
 def equalized(scales: Sequence[float]) -> List[float]:

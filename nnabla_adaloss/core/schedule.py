@@ -95,9 +95,8 @@ class ScaleSchedule:
         `steps` may multiply the gradient.
         """
         scales = {position: self.component_scales[index] for position, index in self.components.of.items()}
-        # A float32 scalar takes over the lowest scale of the inputs of the function that computes it, so that
-        # this input's gradient need not be multiplied, up to `_FLOAT_FACTOR` from its component's scale. In
-        # forward order: a chain of scalars hands it on.
+        # A float32 scalar takes the lowest scale of its function's inputs, within `_FLOAT_FACTOR` of its own,
+        # so that this input's gradient need not be multiplied; in forward order, as chains hand it on.
         for node in reversed(self.nodes) if self.float_functions else ():
             if node.number in self.float_functions and node.inputs:
                 scale, of_inputs = scales[node.outputs[0]], min(scales[position] for position in node.inputs)

@@ -20,8 +20,7 @@ from typing import Any, Callable, List, Sequence, Tuple
 
 from ..cuda_libraries import find_extension_library, namespace_folders
 
-# Largest accepted difference from nnabla's own gradients, relative to the largest of them. A float16 gradient
-# sums a few numbers of 11 significant bits.
+# Largest accepted difference from nnabla's own gradients, relative to the largest; float16 has 11 bits.
 _TOLERANCE = {"float": 1e-5, "half": 1e-2}
 # Open MPI refuses root and more processes than cores without these; other libraries ignore them.
 MPI_PERMISSIONS = {

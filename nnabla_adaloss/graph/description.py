@@ -4,14 +4,10 @@
 from __future__ import annotations
 
 import heapq
-from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 import nnabla as nn
-
-_parent = attrgetter("parent")
-
 
 HALF = ":half", ":mixed_half"
 """Ends of the names of backends that compute in half precision."""
@@ -96,7 +92,7 @@ def visited(loss: nn.Variable) -> Tuple[List[Any], List[List[nn.Variable]], List
         elif f not in seen:
             seen.add(f)
             inputs = f.inputs
-            producers = list(map(_parent, inputs))
+            producers = [v.parent for v in inputs]
             waiting.append((f, inputs, producers))
             waiting += [producer for producer in reversed(producers) if producer is not None]
     functions, inputs_of, producers_of = zip(*found)
@@ -107,8 +103,7 @@ def backward_order(described: GraphDescription) -> List[int]:
     """Numbers of the functions that backward visits, in its order: by rank in forward, then as reached."""
     producers_of = described.inputs.by_function(described.producers)
     needs_of = described.inputs.by_function(described.needs)
-    # Rank: the longest path from a leaf. nnabla's own ranks differ before forward, and even in order for a
-    # rewired graph.
+    # Rank: the longest path from a leaf. nnabla's own ranks differ before forward, and in rewired graphs.
     ranks: List[int] = []
     for producers in producers_of:
         ranks.append(1 + max([ranks[p] for p in producers if p is not None], default=0))

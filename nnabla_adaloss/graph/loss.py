@@ -81,8 +81,7 @@ def variable_of(loss: LossLike) -> nn.Variable:
         raise TypeError(f"loss must be an nnabla.Variable or a wrapper, got {type(loss).__name__}{instead}")
     is_trained = variable.need_grad
     if not is_trained and variable.parent is not None:
-        # After rewiring, nnabla updates the `need_grad` of a loss in the next forward only; that of leaves is
-        # right at once.
+        # A rewired loss has its new `need_grad` after the next forward only, but leaves have theirs at once.
         _, inputs, *_ = visited(variable)
         is_trained = any(v.need_grad and v.parent is None for read in inputs for v in read)
     if variable.parent is None or not is_trained:

@@ -101,7 +101,9 @@ class LossWeights:
                 if successor != predecessor or output >= 0:
                     edges[ComponentEdge(output, predecessor, successor, node.linear)] = None
         self._edges = list(edges)
-        self._set_passages(self._passages_of(nodes, described))
+        self._passages = self._passages_of(nodes, described)
+        # The last factors that were read, one for each passage, and the weights that follow from them.
+        self._last: Tuple[Optional[Tuple[Optional[float], ...]], Tuple[float, ...]] = None, ()
         # Positions of the fed leaves that factors read.
         fed = [one.factor for one in self._passages if isinstance(one.factor, Factor) and one.factor.fed]
         self._fed = {position for factor in fed for _, read in factor.terms for position in read}
@@ -119,17 +121,8 @@ class LossWeights:
         if passages == self._passages:
             return self
         adapted = copy(self)
-        adapted._set_passages(passages)
+        adapted._passages, adapted._last = passages, (None, ())
         return adapted
-
-    def _set_passages(self, passages: List[Passage]) -> None:
-        """Replace the passages; their constant factors and the last weights follow."""
-        self._passages = passages
-        factors = tuple([one.factor for one in passages if not isinstance(one.factor, Factor)])
-        # Factors, if all of them are constant.
-        self._constants = factors if len(factors) == len(passages) else None
-        # The last factors that were read, and their weights.
-        self._last: Tuple[Optional[Tuple[Optional[float], ...]], Tuple[float, ...]] = None, ()
 
     def before_forward(self, variables: Sequence[nn.Variable], context: nn.Context) -> None:
         """Copy fed leaves to the host and `context`'s device, so that forward and `read` need not wait."""
@@ -145,9 +138,7 @@ class LossWeights:
         self, variables: Sequence[nn.Variable], *, on_host: bool, in_use: Iterable[Tuple[float, ...]] = ()
     ) -> Tuple[float, ...]:
         """Read the weight of each component, a power of two or 0; unless `on_host`, from fed leaves only."""
-        factors = self._constants
-        if factors is None:
-            factors = tuple([_read(one.factor, variables, on_host=on_host) for one in self._passages])
+        factors = tuple([_read(one.factor, variables, on_host=on_host) for one in self._passages])
         if factors != self._last[0]:
             self._last = factors, self._weights(factors)
         weights = self._last[1]

@@ -99,8 +99,7 @@ def _own_scopes(graph: GraphDescription, producers: Sequence[Sequence[Optional[i
     of_leaves = {position: name.rpartition("/")[0] or name for position, name in named}
     uses = zip(graph.inputs.positions, graph.producers)
     read = [of_leaves.get(position) if producer is None else None for position, producer in uses]
-    # By function, the scope of its parameters if it reads nothing else: its output is a weight, too, as of a
-    # weight's normalization.
+    # Scope of each function that reads parameters alone, as a weight's normalization: its output is a weight.
     weights: Dict[Optional[int], str] = {}
     scopes: List[str] = []
     for index, of_inputs in enumerate(graph.inputs.by_function(read)):

@@ -74,8 +74,7 @@ class CupyLauncher:
                 module = cupy.RawModule(code=cuda_source(), options=OPTIONS)
                 return {name: module.get_function(name) for name in kernel_names()}
 
-        # NVRTC (12.0 at least) sets the C locale in the compiling thread, which would then open files as
-        # ASCII.
+        # NVRTC 12.0 sets the C locale in the compiling thread, which would then open files as ASCII.
         with ThreadPoolExecutor(max_workers=1) as thread:
             try:
                 self._kernels = thread.submit(kernels).result()
