@@ -92,12 +92,11 @@ class ForwardState:
         for snapshot in reversed(self._saved):
             (moment or {}).get(snapshot, snapshot).restore()
 
-    def now(self, reused: Optional[Moment] = None) -> Moment:
-        """Save the present state, too, for a later batch of a window; reuse the memory of `reused`."""
-        reused, moment = reused or {}, {}
-        for saved in self._saved:
-            moment[saved] = reused.get(saved) or ArraySnapshot(self._kernels, saved.variables)
-            moment[saved].save()
+    def now(self) -> Moment:
+        """Save the present state, too, for a later batch of a window."""
+        moment = {saved: ArraySnapshot(self._kernels, saved.variables) for saved in self._saved}
+        for snapshot in moment.values():
+            snapshot.save()
         return moment
 
     @property
@@ -190,7 +189,7 @@ class BatchGuard:
         self.state.save(*self._graph())
         self._first, self._saves_gradients = first, repeat
         if not first:
-            self._start = self.state.now(self._start)
+            self._start = self.state.now()
 
     def before_backward(self, gradients: Sequence[nn.NdArray], *, all_zero: bool) -> None:
         """Find the leaves written by forward; save leaf gradients if requested or all lazily zero."""
