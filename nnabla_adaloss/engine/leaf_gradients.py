@@ -85,8 +85,8 @@ class LeafGradients:
 
     def __init__(self, prepared: PreparedGraph, *, unscale_each: bool = False) -> None:
         self._kernels, self._pool, self._measurements = prepared.kernels, prepared.pool, prepared.measurements
-        # One call for the whole pass, unless each gradient is needed right after its function.
-        self._waits = not unscale_each
+        # False: one call for the whole pass, as no gradient is needed right after its function.
+        self._unscale_each = unscale_each
         self._written: List[Contribution] = []
         # Gradients that functions are writing, and those to be unscaled, by leaf.
         self._running: Dict[int, WrittenGradient] = {}
@@ -163,7 +163,7 @@ class LeafGradients:
             if not entry.target.zeroing:
                 self._waiting[leaf] = entry
             del self._running[leaf]
-        if not self._waits:
+        if self._unscale_each:
             self.finish()
 
     def finish(self) -> List[Contribution]:

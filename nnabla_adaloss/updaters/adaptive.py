@@ -25,7 +25,7 @@ from ..graph.loss import LossLike
 from ..state.state_file import read_state, write_state
 from .loop import TrainingLoop
 from .retries import Counters, UpdateResult
-from .settings import GlobalScaleName, HookLike, OnOverflow, Policy, Setting, always, keep_data, policy
+from .settings import GlobalScaleName, HookLike, OnOverflow, Policy, Setting, keep_data, policy
 from .solvers import check_solver
 
 # Arguments of torch's `GradScaler`, and those that take their place.
@@ -139,13 +139,13 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
     clear_buffer: Any = Setting(check.boolean)
     accum_grad: Any = Setting(check.positive_integer, saved=True)
     weight_decay: Any = Setting(check.optional(check.nonnegative_number))
-    comm: Any = Setting(fixed=always, reported=False)
-    grads: Any = Setting(fixed=always, reported=False)
-    global_scale: Any = Setting(fixed=always, saved=True)
-    history: Any = Setting(fixed=always)  # the policy that `global_scale` names
-    on_overflow: Any = Setting(partial(check.choice, words=OnOverflow), fixed=always, saved=True)
-    config: Any = Setting(fixed=always, saved=True)
-    storage: Any = Setting(fixed=always)
+    comm: Any = Setting(fixed=True, reported=False)
+    grads: Any = Setting(fixed=True, reported=False)
+    global_scale: Any = Setting(fixed=True, saved=True)
+    history: Any = Setting(fixed=True)  # the policy that `global_scale` names
+    on_overflow: Any = Setting(partial(check.choice, words=OnOverflow), fixed=True, saved=True)
+    config: Any = Setting(fixed=True, saved=True)
+    storage: Any = Setting(fixed=True)
     max_retries: Any = Setting(check.nonnegative_integer)
     on_nonfinite_loss: Policy = policy()
     on_nonfinite_forward: Policy = policy()
@@ -158,10 +158,10 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
     )
     average: Any = Setting(check.boolean, saved=True)
     check_every: Any = Setting(check.nonnegative_integer)
-    monitors: Any = Setting(fixed=always, reported=False)
-    function_pre_hook: Any = Setting(fixed=always)
-    function_post_hook: Any = Setting(fixed=always)
-    float_tail: Any = Setting(check.boolean, fixed=always)
+    monitors: Any = Setting(fixed=True, reported=False)
+    function_pre_hook: Any = Setting(fixed=True)
+    function_post_hook: Any = Setting(fixed=True)
+    float_tail: Any = Setting(check.boolean, fixed=True)
 
     @check.explains_keywords(_TORCH_ARGUMENTS)
     def __init__(

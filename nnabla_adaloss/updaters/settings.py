@@ -62,7 +62,7 @@ class Setting:
     def __init__(
         self,
         check: Callable[[str, Any], Any] = lambda name, value: value,  # returns the value to keep, or raises
-        fixed: Callable[[Any, Any], bool] = lambda updater, value: False,  # True: refuse another value
+        fixed: Union[bool, Callable[[Any, Any], bool]] = False,  # True: refuse another value
         saved: bool = False,  # states contain it, and load only if it is equal
         reported: bool = True,  # monitors receive it
     ) -> None:
@@ -75,7 +75,7 @@ class Setting:
         """Check and assign a value; AttributeError if another one is refused."""
         # The first assignment, by `__init__`, is never refused.
         name, values = self._name, vars(updater)
-        if name in values and self.fixed(updater, value):
+        if name in values and (self.fixed(updater, value) if callable(self.fixed) else self.fixed):
             raise AttributeError(
                 f"{name} cannot be changed after the updater was made: make another updater; a saved state "
                 "can be loaded into it if its other settings are the same"
@@ -84,11 +84,6 @@ class Setting:
         if name in POLICY_FIELDS:
             updater._s0.change(**{name: checked})
         values[name] = checked
-
-
-def always(updater: Any, value: Any) -> bool:
-    """Refuse any value, because other objects were made with the first."""
-    return True
 
 
 def policy() -> Any:

@@ -31,7 +31,7 @@ from nnabla_adaloss import (
     LossScaler,
     diagnose,
 )
-from nnabla_adaloss.updaters.settings import Setting, always
+from nnabla_adaloss.updaters.settings import Setting
 from tests.worlds.networks import two_layers
 from tests.worlds.ranks import Pair
 from tests.worlds.trainings import AS_THE_BASELINE, solver_of, updater_of
@@ -39,7 +39,7 @@ from tests.worlds.values import assert_equal, data, snapshot
 
 ARGUMENTS = [*inspect.signature(AdaptiveLossScalingUpdater.__init__).parameters][1:]
 TABLE = {name: row for name, row in vars(AdaptiveLossScalingUpdater).items() if isinstance(row, Setting)}
-BUILT_IN = [name for name in ARGUMENTS if name in TABLE and TABLE[name].fixed is always]
+BUILT_IN = [name for name in ARGUMENTS if name in TABLE and TABLE[name].fixed is True]
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
