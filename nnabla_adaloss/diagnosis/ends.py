@@ -131,7 +131,7 @@ class Ends(Batches):
             return f", as it compares equal numbers{self._sources(f)}", remedies.DIFFERENT
         if kind == "EpsilonInsensitiveLoss":
             return f", as no error exceeds its epsilon of {f.info.args['epsilon']:g}", remedies.SMALLER_MARGIN
-        if kind in INDICES and (f.inputs[1].d < 0.0).all():
+        if kind.endswith("CrossEntropy") and kind in INDICES and (f.inputs[1].d < 0.0).all():
             labels = self._network.called(f.inputs[1])
             return f", as {labels} holds only numbers below 0, which it leaves out", remedies.LABELS
         return "", remedies.WHY_ZERO

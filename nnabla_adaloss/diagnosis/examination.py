@@ -30,7 +30,7 @@ from .target import Feeder, Subject, input_name
 from .units import Units
 from .untrained import alike_weights, notes, untrained
 from .verdicts import COARSE, USELESS, LayerNumbers, NetworkNumbers, serves
-from .watching import REPEATED, Sight
+from .watching import INDICES, REPEATED, Sight
 
 # Formats tried besides the requested one.
 _FORMATS: Sequence[PrecisionName] = ("float16", "bfloat16", "fp8_hybrid")
@@ -210,7 +210,12 @@ class _Examination:
             loss = float(examined.loss.d)
             self._steps.take(index, in_fp32)
             forward = partial(examined.forward, emulation, index, as_stored.after_forward)
-            passes.with_one_scale(forward, emulation, pre=as_stored.before_backward, round_gradients=False)
+            try:
+                passes.with_one_scale(
+                    forward, emulation, pre=as_stored.before_backward, round_gradients=False
+                )
+            except RuntimeError as error:
+                return [self._refused(as_stored, error)]
             as_stored.end()
             self._in_fp32.append(in_fp32)
             self._as_stored.append(as_stored)
@@ -218,6 +223,19 @@ class _Examination:
         fatal = [cause for cause in self._not_finite(self._in_fp32) if cause.fatal]
         # Causes that show in forward alone.
         return [*fatal, *Ends(self._network, self._in_fp32).dead()] if fatal else []
+
+    def _refused(self, as_stored: Sight, error: RuntimeError) -> Cause:
+        """Cause of a function that nnabla refuses to run with what storage makes of its inputs."""
+        functions = self._network.graph.functions
+        f = next((f for f in functions if hash(f.outputs[0]) not in as_stored.data), None)
+        if f is None:
+            raise error
+        name, told = self._network.name(f), str(error).strip().rpartition("\n")[2]
+        if f.info.type_name in INDICES:
+            what = f"it reads indices that {self._storage} rounds beyond its table (nnabla: {told})"
+            return Cause("rounded_index", name, what, remedies.FEED_INDICES, as_stored=True)
+        what = f"nnabla refuses what it reads as stored in {self._storage}: {told}"
+        return Cause("refused", name, what, remedies.MORE_BITS, as_stored=True)
 
     def _unfilled_targets(self) -> Iterator[Cause]:
         """Causes of inputs that nobody has filled, and that a loss compares, unlike an initial state."""
@@ -304,8 +322,14 @@ class _Examination:
             self._units.add(in_fp32)
             if self._random:
                 unsteady.add(passes.with_one_scale(forward, exact), in_fp32)
-            for one in tried.values():
-                one.compare(index, in_fp32)
+            for name, one in [*tried.items()]:
+                try:
+                    one.compare(index, in_fp32)
+                except RuntimeError:
+                    # Such as an index that another format rounds beyond its table.
+                    if name == self._storage:
+                        raise
+                    del tried[name]
         self._noise.end(self._in_fp32)
         self._unsteady = unsteady.differing(REPEATED)
         # Variables with a gradient only by places at which derivatives jump.

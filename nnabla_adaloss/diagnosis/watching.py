@@ -29,6 +29,7 @@ _ON_PIXEL = 2.0**-7  # distance from a pixel, in pixels, that rounding errors br
 PROBABILITIES, _ROUNDED = {"BinaryCrossEntropy": 1, "CategoricalCrossEntropy": 1, "KLMultinomial": 2}, 1e-3
 # Input of indices.
 INDICES = {"Embed": 0, "OneHot": 0, "SoftmaxCrossEntropy": 1, "CategoricalCrossEntropy": 1}
+INDICES |= {"Gather": 1, "ScatterAdd": 1}
 
 
 class Sight:

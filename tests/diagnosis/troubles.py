@@ -2823,3 +2823,20 @@ def a_small_gate_beside_a_sum_that_cancels(mended: bool) -> Built:
         return cross_entropy(y, t) + F.mean((F.sum(centred, axis=1) if not mended else centred) ** 2)
 
     return network(hidden, loss)
+
+
+@trouble("rounded_index", "head/affine/ScatterAdd", "beyond its table", remedy=remedies.FEED_INDICES)
+def messages_to_the_last_of_many_nodes(mended: bool) -> Built:
+    """4095 is 4096 in float16, as soon as a function hands it on; mended, so is 300 of 300 in bfloat16."""
+    nodes = 300 if mended else 4096
+    to = nn.Variable((32, 1))
+
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        y = affine(h, 4, "head")
+        received = F.scatter_add(F.constant(0.0, (nodes, 4)), F.broadcast(to, y.shape), y, axis=0)
+        return F.mean((received - 0.5) ** 2) * (nodes / 32.0)
+
+    def fill(x: nn.Variable, t: nn.Variable) -> None:
+        to.d = np.arange(nodes - 32, nodes)[:, None]
+
+    return network(hidden, loss, fill)
