@@ -225,7 +225,7 @@ class AdaptiveLossScaling:
     @property
     def layers(self) -> List[str]:
         """Names of the scaled layers, in backward order."""
-        return list(self.plan.layer_inputs)
+        return self.plan.layers
 
     @property
     def result(self) -> PassReport:

@@ -169,7 +169,7 @@ class GraphCache:
             plans = (plan.with_other_parameters(graph, described, self._options) for plan in known)
             plan = next(filter(None, plans), None)
             if plan is None:
-                plan = GraphPlan(graph, **self._options._asdict(), names=names, shared_gradients=shared)
+                plan = GraphPlan(graph, **self._options._asdict(), names=names, one_gradient=shared)
             topology = Topology(plan, self._no_schedules, ())
         if previous is not None:
             # All topologies take turns in one cycle of measuring.

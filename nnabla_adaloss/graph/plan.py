@@ -48,7 +48,7 @@ class GraphPlan:
         adaptive: False when no function between the loss and the first layer may be rescaled.
         non_homogeneous: type names of further functions whose gradient is not linear in the output gradient.
         names: names of parameters, by variable key; those in nnabla's current scope are added.
-        shared_gradients: for leaves that share a gradient array, the first one of them.
+        one_gradient: for leaves that share a gradient array, the first one of them.
 
     Attributes:
         described: the graph by value.
@@ -57,6 +57,8 @@ class GraphPlan:
         nodes: the functions that backward visits, in its order.
         gradients: the variables that get a gradient, except leaves.
         leaves: the leaves that get a gradient.
+        layers: names of the layers that get a scale, in backward order.
+        stopped: type names of the functions that backward does not visit.
         roots: the outputs that backward starts from.
         scalars: the variables of one element.
 
@@ -72,10 +74,10 @@ class GraphPlan:
         adaptive: bool = True,
         non_homogeneous: Sequence[str] = (),
         names: Optional[ParameterNames] = None,
-        shared_gradients: Mapping[int, int] = MappingProxyType({}),
+        one_gradient: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
         graph = loss if isinstance(loss, Graph) else Graph(loss)
-        described = graph.description(graph.completed_names(names), shared_gradients)
+        described = graph.description(graph.completed_names(names), one_gradient)
         self.described, self.options = described, PlanOptions(selection, adaptive, frozenset(non_homogeneous))
         self._hold(graph)
         self._on_host = numbers_on_host(described, graph.functions)
@@ -99,6 +101,8 @@ class GraphPlan:
         self.nodes = [self._node(index, scalable[index], section) for index in self.order]
         self.gradients = list(dict.fromkeys(p for node in self.nodes for p in (*node.outputs, *node.inputs)))
         self.leaves = list(dict.fromkeys(map(self.leaf, (p for node in self.nodes for p in node.leaves))))
+        visits = zip(described.type_names, described.need_grads)
+        self.stopped = [type_name for type_name, need_grad in visits if not need_grad]
         self.roots = self._outputs[-1]
         # Sink keeps the gradients of its inputs even when buffers are cleared.
         keeping = (node for node in self.nodes if self._rows[node.number].keeps_gradients)
@@ -221,6 +225,10 @@ class GraphPlan:
     def layer_inputs(self) -> Dict[str, Tuple[NodeStructure, LayerInput]]:
         """Function and input of each layer that gets a scale, by name, in backward order."""
         return {one.layer: (node, one) for node in self.nodes for one in node.layer_inputs}
+
+    @property
+    def layers(self) -> List[str]:
+        return list(self.layer_inputs)
 
     @cached_property
     def readers(self) -> Dict[int, Set[int]]:
@@ -369,8 +377,7 @@ class GraphPlan:
             fan_in = ", ".join(f"{one.scaled.fan_in:g}" for one in node.layer_inputs)
             shapes = ["x".join(map(str, self.described.shapes[one.weight])) for one in node.layer_inputs]
             rows.append((node.type_name, role, layer, fan_in, ", ".join(shapes)))
-        visited = zip(self.described.type_names, self.described.need_grads)
-        rows += [(type_name, "stop", "", "", "") for type_name, need_grad in visited if not need_grad]
+        rows += [(name, "stop", "", "", "") for name in self.stopped]
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
         on_host = self.on_host

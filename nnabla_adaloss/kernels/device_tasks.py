@@ -49,10 +49,8 @@ class DeviceTasks:
         )
 
     def argument(self, part: slice, per_block: int, max_blocks: int) -> Tuple[NDArray[Any], int]:
-        """Fill the struct `Tasks` of adaloss.cu for a part of the tasks, and count its blocks.
-
-        Returns:
-            An array with this struct as its one element, filled again by the next call: a launch copies it.
+        """Struct `Tasks` of adaloss.cu for a part of the tasks, in an array of one element that the next call
+        fills again, as a launch copies it; and its number of blocks.
         """
         place, count = (part.start, part.stop), part.stop - part.start
         if place not in self._launches:

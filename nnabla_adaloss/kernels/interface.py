@@ -165,19 +165,11 @@ class Kernels(ABC):
 
     @abstractmethod
     def unscale_add(self, source: NdArray, master: NdArray, scale: float, *, accumulate: bool) -> float:
-        """Write source / scale to `master`, or add it, in float32.
+        """Write source / scale to `master`, or add it with `accumulate`, in float32. Return the largest
+        magnitude of source / scale as float32; infinity if `source` or the result is not finite.
 
-        Args:
-            source: the scaled gradient, float32 or float16. Without `accumulate` it may be `master` itself,
-                if it is float32.
-            master: the unscaled gradient, float32. Without `accumulate` its old content is not read.
-            scale: the divisor, positive and finite, else a ValueError. The source is multiplied by
-                `float32(1 / scale)`: exact for powers of two.
-            accumulate: add to `master` instead of overwriting it.
-
-        Returns:
-            The largest magnitude of source / scale, as float32; infinity if `source` or the result is not
-                finite.
+        The scale must be positive and finite. The source is multiplied by `float32(1 / scale)`: exact for
+        powers of two. Without `accumulate` it may be `master` itself, whose old content is not read.
         """
 
     def round_to_format(
@@ -189,16 +181,14 @@ class Kernels(ABC):
         fitted: bool = False,
         random_key: Optional[int] = None,
     ) -> RoundingStatistics:
-        """Write source, rounded half to even to the numbers that `storage` can hold, to `target` as float32.
+        """Write float32 `source`, rounded half to even to the numbers of `storage`, to `target` as float32.
 
         As IEEE 754 rounds: results below the normal range become subnormals or zero, results beyond the range
         infinity (NaN in a format without infinities, the largest number in one that saturates), NaN stays NaN
         and -0.0 stays -0.0.
 
         Args:
-            source: float32.
             target: float32 or uninitialized; may be `source` itself.
-            storage: the format.
             fitted: round to the numbers of `storage` times the power of two that brings its largest to the
                 largest finite magnitude or just above it, and keep infinities; reads the source twice.
             random_key: round to one of the two neighbours at random, so that the expected value is the number

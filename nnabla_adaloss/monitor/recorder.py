@@ -7,7 +7,7 @@ import os
 from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 from ..core.layer_selection import LayerSelection, unmatched
-from ..core.validation import boolean, optional, path_name, positive_integer, strings
+from ..core.validation import boolean, path_name, positive_integer, strings
 from ..errors import warn
 from ..state.whole_file import PathLike
 from .events import Event, LayerScaled, Monitor, UpdateEnded
@@ -87,7 +87,8 @@ class Recorder(Monitor):
         self.recording = Recording(limit=positive_integer("limit", limit))
         self._files: List[Union[RowFile, TensorBoardFile]] = []
         self._unwritten: Set[str] = set()  # names of files that could not be written
-        name, folder = (optional(path_name)(*one) for one in (("path", path), ("tensorboard", tensorboard)))
+        name = None if path is None else path_name("path", path)
+        folder = None if tensorboard is None else path_name("tensorboard", tensorboard)
         is_new = name is not None and not os.path.lexists(name)
         if name is not None:
             self._files.append(RowFile(name))
@@ -96,7 +97,7 @@ class Recorder(Monitor):
                 self._files.append(TensorBoardFile(folder))
         except BaseException:
             self.close()
-            if is_new:
+            if name is not None and is_new:
                 os.remove(name)
             raise
 

@@ -41,13 +41,13 @@ def transformer() -> nn.Variable:
 
 def test_functions_without_parameters_stand_in_the_scope_around_them() -> None:
     plan = GraphPlan(transformer())
-    assert len(plan.layer_inputs) == 17
+    assert len(plan.layers) == 17
     attention = {"out/affine", "BatchMatmul#2", "BatchMatmul#2:1", "BatchMatmul", "BatchMatmul:1"}
     affine = {f"block{block}/{name}/affine" for block in "01" for name in ("up", "down")}
     # The first block's q, k and v read data, whose gradient is nobody's.
     first = {f"block1/attn/{name}/affine" for name in "qkv"}
     assert (
-        set(plan.layer_inputs)
+        set(plan.layers)
         == {f"block{block}/attn/{name}" for block in "01" for name in attention} | affine | first
     )
     labels = {node.label for node in plan.nodes}
@@ -92,7 +92,7 @@ def test_functions_of_a_weight_belong_to_its_layer() -> None:
     y = PF.affine(h, 4, name="fc", with_bias=False, apply_w=normalized)
     assert sorted(names_of(y)) == ["fc/affine", "fc/affine/WeightNormalization"]
     # The layer keeps the bare name, whatever comes first in forward order.
-    assert [*GraphPlan(y).layer_inputs] == ["fc/affine"]
+    assert GraphPlan(y).layers == ["fc/affine"]
 
 
 def test_a_parameter_that_a_layer_reads_as_its_data_names_nothing() -> None:
@@ -138,7 +138,7 @@ def test_layers_of_modules_are_named_by_the_solver_or_by_the_module() -> None:
 @pytest.mark.parametrize("build", [*ARCHITECTURES.values(), transformer], ids=lambda build: build.__name__)
 def test_names_are_unique_stable_and_patterns(build: Callable[[], nn.Variable]) -> None:
     def selected(**options: Any) -> List[str]:
-        return [*GraphPlan(build(), LayerSelection(**options)).layer_inputs]
+        return GraphPlan(build(), LayerSelection(**options)).layers
 
     first, layers = names_of(build()), selected()
     assert first == names_of(build())

@@ -372,7 +372,7 @@ def test_a_table_is_not_a_weight_but_its_transpose_is(transposed: bool) -> None:
 def test_a_weight_that_another_layer_reads_can_be_swapped_only_if_that_is_scaled_too(frozen: bool) -> None:
     h = F.tanh(hidden(fix_parameters=frozen))
     loss = F.mean(PF.affine(h, 3, name="a", fix_parameters=frozen) ** 2)
-    layers = GraphPlan(loss).layer_inputs
+    layers = GraphPlan(loss).layers
     assert len(layers) == 2
     assert len(swappable(loss)) == 1
     if not frozen:
