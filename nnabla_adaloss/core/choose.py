@@ -233,7 +233,7 @@ def choose_merged(
     # Gradients that have underflowed there bring their errors to all descendants.
     inexact = components.with_descendants(worth_hooks)
     for contributors in components.leaves.values():
-        # The smallest limit is that of the largest contributions.
+        # The component of the largest contributions has the smallest limit.
         by_limit = {limit_of[i]: i for i in contributors if i in limit_of}
         if by_limit and by_limit[min(by_limit)] in inexact:
             return None

@@ -197,12 +197,12 @@ def _numbered(
 
 
 def _edges(node: NodeStructure, component_of: Mapping[int, int]) -> List[Edge]:
-    """Edges of a function to the components of its inputs from that of its outputs, which have one."""
+    """Edges from the component of a function's outputs to the components of its inputs."""
     predecessor = component_of[node.outputs[0]]
     # Without `by_layer` a layer's input is in the component of its output, or, if it is a leaf, in none.
     layers = [one for one in node.layer_inputs if component_of.get(one.input, predecessor) != predecessor]
     scaled = {one.input for one in layers}
-    # Inputs that are not scaled, among which are no leaves: in other components if the function `separates`.
+    # Other inputs are in other components if the function `separates`.
     passed_on = dict.fromkeys([component_of[position] for position in node.inputs if position not in scaled])
     edges = [Edge(predecessor, component_of[one.input], one.layer, one.weight) for one in layers]
     return [*edges, *(Edge(predecessor, one, None, -1) for one in passed_on if one != predecessor)]

@@ -16,11 +16,11 @@ from .methods import Range
 from .power_of_two import floor_power_of_two
 from .statistics import ArrayStatistics
 
-# Shares of a format's exponents, at most of float16's 30: distance of a scaled weight's amax above the
-# smallest normal number (2**8 for float16), limit of lowering scales for it (2**12), and further limit if the
-# weight would lose nearly all its bits (2**8).
-_ENOUGH, _SPARE, _FURTHER = 0.27, 0.4, 0.27
+# Factors as shares of a format's exponents, of which at most as many count as float16 has.
 _EXPONENTS = 30.0
+_ENOUGH = 0.27  # of a scaled weight's amax above the smallest normal number: 2**8 in float16
+_SPARE = 0.4  # of lowering scales for that at most: 2**12 in float16
+_FURTHER = 0.27  # of lowering them further if the weight would lose nearly all its bits: 2**8 in float16
 _FEWEST_BITS = 4  # a scaled weight with fewer is not worth lowering scales
 
 History = Tuple[Tuple[int, ArrayStatistics], ...]

@@ -51,8 +51,8 @@ class LayerRecord(NamedTuple):
         previous_scale: S, the accumulated scale of the arriving output gradient.
         accumulated_scale: S * alpha, the scale that the input gradient carries.
         fan_in: K, number of products summed into one element of the input gradient.
-        g: statistics of the output gradient, S included; None when the method did not ask for them.
-        weight: statistics of the weight; None where there is no weight or the method did not ask.
+        g: statistics of the output gradient, S included; None if the method needs none.
+        weight: statistics of the weight; None without a weight, or if the method needs none.
         reason: the reason of alpha.
         attempt: number of the backward pass within its iteration, from 0, over retries and micro-batches
             (`accum_grad`). Each wrapped graph counts by itself; 0 for functions that scale without an engine.

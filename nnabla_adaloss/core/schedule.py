@@ -11,8 +11,8 @@ from .choose import within_float32
 from .components import Components, MergedComponents, NodeStructure
 from .layer_record import Reason
 
-# Largest ratio between the scale of a float32 scalar and that of its component. At its component's scale even
-# 16 bits would hold the scalar; float32 holds it this far away, and so it does a factor of twice that ratio.
+# Largest ratio of the scales of a float32 scalar and of its component, at whose scale even 16 bits hold it. So
+# far away float32 holds it, too, and also the factor between two such scales, one above and one below.
 _FLOAT_FACTOR = 2.0**60
 
 
@@ -90,9 +90,8 @@ class ScaleSchedule:
 
     @cached_property
     def arriving(self) -> Mapping[int, float]:
-        """Scale of each gradient, by position, when all functions have contributed to it: that of its
-        component, but for float32 scalars. Before the function that computes the variable runs backward,
-        `steps` may multiply the gradient.
+        """Scale of each gradient, by position, when all functions have contributed to it, before `steps`
+        multiply it: its component's, except for float32 scalars.
         """
         scales = {position: self.component_scales[index] for position, index in self.components.of.items()}
         # A float32 scalar takes the lowest scale of its function's inputs, within `_FLOAT_FACTOR` of its own,
@@ -131,8 +130,8 @@ class ScaleSchedule:
         for node in self.nodes:
             scale = self.scales[node.outputs[0]]
             if node.separates:
-                # Outputs are rescaled to the scale at which it runs (backward starts at that of the first
-                # function), as are inputs to which others have contributed. Then inputs get their own.
+                # Outputs, except those that backward starts from, and inputs to which others have contributed
+                # are rescaled to the scale at which it runs. Afterwards all inputs get their own scales.
                 outputs = node.outputs if node is not self.nodes[0] else ()
                 rescaled, restored = [*outputs, *(p for p in node.inputs if p in reached)], node.inputs
                 alphas = [1.0] * len(node.layer_inputs)

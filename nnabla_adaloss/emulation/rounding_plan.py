@@ -138,13 +138,13 @@ class RoundingPlan:
 
 
 def _function_precisions(graph: Graph, precisions: LayerPrecisions, names: Names) -> List[Precision]:
-    """Precision of each function: by pattern for layers and all before them, else that of the layers."""
+    """Precision of each function: by pattern up to the first layers and for layers, else that handed on."""
     if precisions.only is not None:
         return [precisions.only] * len(graph.functions)
     described = graph.description(graph.completed_names(names()))
     labels = function_names(described)
-    # Layers read a parameter (a leaf with a gradient or a name) or are products; others have the widest
-    # precision of the layers they follow: what each function passes on; None before all layers.
+    # Layers read a parameter (a leaf with a gradient or a name) or are products; others take the widest
+    # precision that their producers hand on, which is None before all layers.
     followed: List[Optional[Precision]] = []
     result: List[Precision] = []
     matched: List[str] = []

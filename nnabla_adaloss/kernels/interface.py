@@ -33,7 +33,9 @@ class RoundingStatistics(NamedTuple):
 
 
 class ScaledCopies:
-    """Arrays, their scaled copies, and those that are float16 for any source; reusable in many passes."""
+    """Arrays to copy, targets, a factor for each, and `half`: True for each target that becomes float16 from
+    any source. Reusable in many passes.
+    """
 
     def __init__(
         self, sources: Arrays, targets: Arrays, alphas: Sequence[float], half: Sequence[bool] = ()
