@@ -2,7 +2,8 @@
 """Memory of a network's components, and the measurements of this iteration.
 
 It consists of unit amaxes: largest magnitudes, divided by the component's loss weight in their batch.
-So a changed loss weight moves the scales, but not the memory.
+So a changed loss weight moves the scales, but not the memory. A window has an entry, the largest unit amax,
+for each iteration that measures all arrays, or for as many iterations as measure them slice by slice.
 
 All values are immutable: a pass, an overflow or another rank makes a new `Observations`. So a savepoint is a
 reference, and an interrupted batch leaves no trace. Components go by name, as they outlive a rebuilt graph.
@@ -44,15 +45,13 @@ class Memory(NamedTuple):
 
     policy: HistoryPolicy  # derives scales from it
     windows: Mapping[str, AmaxWindow] = {}
-    partial: _Amaxes = _NONE  # of the windows' next entry, which several iterations measure in slices
+    partial: _Amaxes = _NONE  # of slices that have been measured for the windows' next entry
     lost: Mapping[str, LostAmax] = {}
 
     def after(
         self, unit_amaxes: _Amaxes, *, completes_entry: bool, lost: _Amaxes = _NONE, iteration: int
     ) -> Memory:
-        """Add the amaxes of an iteration, and of its `lost` batches; `completes_entry`: all arrays have been
-        measured since the windows' last entry.
-        """
+        """Add the amaxes of an iteration, and of its `lost` batches, which may complete an entry."""
         unit_amaxes = _larger(lost, unit_amaxes)
         memory = self._after_losses(unit_amaxes, lost, iteration)
         partial = _larger(self.partial, unit_amaxes)
@@ -143,7 +142,7 @@ class Observations(NamedTuple):
     began: FrozenSet[str] = frozenset()  # components where these overflows may have begun
     lost_now: _Amaxes = _NONE  # of batches lost in it, and of overflows that no measurement explains
     underflowed: FrozenSet[str] = frozenset()  # zero at the first measurement, although predecessors are not
-    completes_entry: bool = False  # True if an entry of the windows is completely measured
+    completes_entry: bool = False  # True if all slices have been measured for an entry of the windows
     informative: bool = False  # True if a batch had something to learn from
     measured_all: bool = False  # True if a pass has measured every gradient, of this rank's batch alone
 
@@ -203,9 +202,8 @@ class Observations(NamedTuple):
         informative: bool = True,
         rerun: bool = False,
     ) -> Observations:
-        """Add the measurements of a pass; `completes_entry`: they end an entry of the windows; `informative`:
-        there is something to learn; `rerun`: the batch must run again, with scales from these measurements.
-        A first measurement may demand that, too.
+        """Add the measurements of a pass. `completes_entry`: all slices have been measured; `informative`:
+        there is something to learn; `rerun`: the batch must run again, as after some first measurements.
         """
         components, loss_weights = measured.schedule.components, measured.schedule.loss_weights
         names, amax, complete = components.names, measured.amax, measured.measured_all and measured.finite
