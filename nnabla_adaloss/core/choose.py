@@ -83,9 +83,7 @@ class ScaleLimits(NamedTuple):
         return self.loss_weights[edge.predecessor] * (self.unit_amaxes[edge.predecessor] or 1.0)
 
     def first_scale(self, index: int, unweighted: float, predecessor_scale: float, span: float) -> float:
-        """Scale of a component that is unmeasured or zero. `unweighted`: its scale if its loss weight were 1;
-        `span`: as in `Start`.
-        """
+        """Scale of an unmeasured or zero component; `unweighted`: at loss weight 1; `span`: see `Start`."""
         scale = unweighted / (self.loss_weights[index] or 1.0)
         if index in self.underflowed:
             # The function that computed it ran at the lower of both scales, with all gradients below u_min.
@@ -94,9 +92,7 @@ class ScaleLimits(NamedTuple):
         return within_float32(scale)
 
     def merged(self, merged_of: Sequence[int]) -> ScaleLimits:
-        """Limits of merged components, the strictest of their parts; `merged_of`: index of the merged
-        component by index of the part.
-        """
+        """Limits of merged components, the strictest of their parts; `merged_of`: index by that of a part."""
 
         def combined(
             pick: Callable[[float, float], float], of_parts: Iterable[Tuple[int, Optional[float]]]

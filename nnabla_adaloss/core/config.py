@@ -159,9 +159,7 @@ class AdaLossConfig:
         return replace(self, loss_scale_method="amax_history") if self.loss_scale_method is None else self
 
     def for_storage(self, precision: Optional[Precision]) -> AdaLossConfig:
-        """Configuration with `dtype` filled in from a storage, or float16 if that is None, for unknown;
-        ValueError if this one has a different `dtype`.
-        """
+        """Fill in `dtype` from a storage, or float16 if that is unknown (None); ValueError if it differs."""
         # Formats that differ only in what becomes of larger numbers have one range.
         stored = FLOAT16 if precision is None else precision.stored_gradients.saturating(False)
         if self.dtype is None:

@@ -125,10 +125,8 @@ class RoundedStorage(NativeStorage):
         )
 
     def store_gradient(self, key: int, array: nn.NdArray) -> None:
-        """Round a gradient of this pass again after it was scaled in place, and add the counts.
-
-        An element that was lost before is 0 or infinite now, and not counted again.
-        """
+        """Round a gradient of this pass again after it was scaled in place, and add the counts."""
+        # An element that was lost before is 0 or infinite now, and not counted again.
         before = self.gradients.get(key)
         if before is not None:
             self.round_gradient(key, array)

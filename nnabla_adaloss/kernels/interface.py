@@ -119,9 +119,7 @@ class Kernels(ABC):
 
     @abstractmethod
     def mark_nonfinite(self, arrays: Arrays, mark: NdArray) -> None:
-        """Make the last element of `mark`, a float32 zero, infinite or NaN if an element of an array is;
-        without waiting for a GPU, unlike reading the mark.
-        """
+        """Without waiting, make the last element of `mark`, a float32 zero, not finite if any element is."""
 
     def gradients_are_finite(self, variables: Iterable[Variable]) -> bool:
         """True if gradients, of any dtype, are finite. It waits for a GPU once."""
@@ -142,10 +140,7 @@ class Kernels(ABC):
         return [as_float32(g, NdArray(g.shape)) for g in written]
 
     def scaled_copy(self, source: NdArray, target: NdArray, alpha: float, *, half: bool = False) -> None:
-        """Write alpha * source to `target`, another array, in the source's dtype.
-
-        With `half`, `target` becomes float16 also when the source is float32; products are rounded once.
-        """
+        """Write alpha * source, rounded once, to another array in the source's dtype; `half`: in float16."""
         self.scaled_copy_all(ScaledCopies([source], [target], [alpha], [half]))
 
     def scaled_float32(self, source: NdArray, target: NdArray, alpha: float) -> None:

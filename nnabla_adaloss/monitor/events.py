@@ -45,9 +45,7 @@ class GradientSeen(NamedTuple):
 
     @property
     def headroom(self) -> float:
-        """Bits between the largest magnitude and the format's maximum: 0 if an element is not finite,
-        infinity if all are zero.
-        """
+        """Bits from the largest magnitude to the format's maximum: 0 if not finite, infinity if all are 0."""
         if self.statistics.nonfinite:
             return 0.0
         abs_max = self.statistics.abs_max

@@ -109,9 +109,7 @@ class Recording:
         return rows
 
     def at(self, layer: str, iteration: int) -> LayerRow:
-        """Row of a layer's last pass in an iteration, or in the last recorded one before it. KeyError if the
-        layer was not recorded up to then.
-        """
+        """Row of a layer's last pass up to the end of an iteration; KeyError if none was recorded."""
         rows = self.of_layer(layer)
         for row in reversed(rows):
             if row.iteration <= iteration:
