@@ -287,9 +287,6 @@ class SharedGradients:
         # Keys of the last compared leaves, and the result by index.
         self._keys: List[int] = []
         self._first: Mapping[int, int] = {}
-        # Parameters of all graphs so far, by key, and addresses of their gradients at one moment.
-        self._parameters: Dict[int, nn.Variable] = {}
-        self._places: Dict[int, Tuple[int, int]] = {}
 
     def find(self, graph: Graph, names: ParameterNames, context: nn.Context) -> Dict[int, int]:
         """Map positions of leaves to the first leaf, preferably a parameter, with the same gradient array."""
@@ -298,17 +295,10 @@ class SharedGradients:
         keys = [graph.keys[p] for p in positions]
         if keys != self._keys:
             leaves = [graph.leaves[p] for p in positions]
-            places = self._places
-            # Parameters keep their gradients; a leaf that is new needs a comparison with all.
-            if not places.keys() >= {*keys}:
-                # Freed memory is reused, so addresses of different moments cannot be compared.
-                leaves_so_far = {**self._parameters, **dict(zip(keys, leaves))}
-                gradients = [leaf.grad for leaf in leaves_so_far.values()]
-                places = dict(zip(leaves_so_far, places_of(gradients, context)))
-                self._parameters = {key: leaf for key, leaf in leaves_so_far.items() if key in names}
-                self._places = {key: places[key] for key in self._parameters}
+            # All at once: freed memory is reused, so addresses of different moments cannot be compared.
+            places = places_of([leaf.grad for leaf in leaves], context)
             labels = [names.get(key, f"an input of shape {leaf.shape}") for key, leaf in zip(keys, leaves)]
-            self._first = _first_at_same_place([places[key] for key in keys], labels)
+            self._first = _first_at_same_place(places, labels)
             self._keys = keys
         return {positions[later]: positions[first] for later, first in self._first.items()}
 
