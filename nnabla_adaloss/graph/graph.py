@@ -95,7 +95,7 @@ class Graph:
         return [*map(_need_grad, marked), *map(_recompute, self._written)]
 
     def description(
-        self, names: ParameterNames, shared_gradients: Mapping[int, int] = MappingProxyType({})
+        self, names: ParameterNames, one_gradient: Mapping[int, int] = MappingProxyType({})
     ) -> GraphDescription:
         """Describe the graph with names of parameters, and leaves that share a gradient array."""
         kept = {}
@@ -103,7 +103,7 @@ class Graph:
             name = names.get(self.keys[position])
             if name is not None or position in self.needed:
                 kept[position] = self.keys[position], name
-        return self.described._replace(kept=kept, shared_gradients=shared_gradients)
+        return self.described._replace(kept=kept, shared_gradients=one_gradient)
 
     def completed_names(self, names: Optional[ParameterNames] = None) -> ParameterNames:
         """Complete `names` by those of nnabla's current scope if a leaf with a gradient has no name."""
