@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.validation import positive_integer
-from ..graph.functions import is_matrix_product, written_inputs
+from ..graph.functions import is_matrix_product
 from ..graph.graph import Graph
 from ..graph.hooks import Hook
 from ..graph.loss import REDUCE, LossWrapper, variable_of
+from ..graph.memory_uses import state_leaves
 from ..graph.names import names_of
 from ..graph.plan import GraphPlan
 from ..kernels import select_kernels
@@ -155,7 +156,8 @@ class Subject:
             inputs = {p: v for p, v in leaves if not v.need_grad or graph.keys[p] not in names}
             if not index:
                 self.loss, self._inputs, description = loss, inputs, graph.description(names)
-                own = {p: inputs[p] for p in sorted(inputs.keys() - _written_by_forward(graph))}
+                written = {p for p, f in state_leaves(graph.described).items() if f is not None}
+                own = {p: inputs[p] for p in sorted(inputs.keys() - written - _carried(graph))}
                 never = [v for v in own.values() if not (v.data.zeroing or v.data.modification_count)]
             elif hash(loss) != hash(self.loss) and graph.description(names) != description:
                 continue
@@ -167,9 +169,8 @@ class Subject:
         known = (v for v in self.graph.leaves.values() if hash(v.data) in registered)
         others = {hash(v): registered[hash(v.data)] for v in known}
         self.plan = GraphPlan(self.graph, names={**others, **names_of(self.parameters)})
-        computed = {hash(v.data) for f in self.graph.functions for v in f.outputs}
         # True if forward writes to a leaf that backward reads: NNabla's gradients are other ones then.
-        self.carries_state = any(hash(v.data) in computed for v in self.graph.leaves.values())
+        self.carries_state = bool(_carried(self.graph))
         first, *others_fed = self._batches
         changing = set(self._inputs)
         if others_fed:
@@ -205,25 +206,23 @@ class Subject:
         self.notes = [Note(text) for text in notes]
 
     def _unfed(self, blank: Set[int]) -> Optional[Tuple[nn.Variable, Any]]:
+        """First blank leaf that a layer depends on, with its reader; None if a layer reads other data."""
         leaves = [(v, f) for f in self.graph.functions for v in f.inputs if v.parent is None]
+        # Keys of variables that depend on filled data; by key, the blank leaf that others depend on.
         filled = {hash(v) for v, _ in leaves} - self.plan.names.keys() - blank
-        # Keys of variables that depend on filled data, and on other data; and True if any layer reads them.
-        behind = {True: filled, False: set(blank)}
-        read: Set[bool] = set()
-        # By key: the blank leaf that a variable depends on, with its reader; and that of the first layer.
         origins = {hash(v): (v, f) for v, f in reversed(leaves) if hash(v) in blank}
         found: Optional[Tuple[nn.Variable, Any]] = None
         for f in self.graph.functions:
             inputs = [*map(hash, f.inputs)]
             is_layer = not self.plan.names.keys().isdisjoint(inputs) or is_matrix_product(f.info.type_name)
-            for is_filled, keys in behind.items():
-                if not keys.isdisjoint(inputs):
-                    keys.update(map(hash, f.outputs))
-                    read.update([is_filled] * is_layer)
+            if not filled.isdisjoint(inputs):
+                if is_layer:
+                    return None
+                filled.update(map(hash, f.outputs))
             for origin in [origins[key] for key in inputs if key in origins][:1]:
                 origins.update(dict.fromkeys(map(hash, f.outputs), origin))
                 found = found or (origin if is_layer else None)
-        return found if read == {False} else None
+        return found
 
 
 def _beyond_its_table(graph: Graph) -> Optional[Tuple[int, str]]:
@@ -238,13 +237,10 @@ def _beyond_its_table(graph: Graph) -> Optional[Tuple[int, str]]:
     return None
 
 
-def _written_by_forward(graph: Graph) -> Set[int]:
-    """Positions of leaves that functions write in forward: running statistics, unlinked copies of outputs."""
-    described = graph.described
-    kinds = zip(described.type_names, described.args, described.inputs.by_function())
-    found = {p for kind, args, read in kinds for i in written_inputs(kind, args) for p in read[i : i + 1]}
+def _carried(graph: Graph) -> Set[int]:
+    """Positions of leaves that are unlinked copies of outputs."""
     computed = {hash(v.data) for f in graph.functions for v in f.outputs}
-    return found | {p for p, v in graph.leaves.items() if hash(v.data) in computed}
+    return {p for p, v in graph.leaves.items() if hash(v.data) in computed}
 
 
 def input_name(v: nn.Variable) -> str:
