@@ -10,7 +10,6 @@ import nnabla as nn
 import numpy as np
 from numpy.typing import NDArray
 
-from ..graph.functions import is_matrix_product
 from . import remedies
 from .causes import Note
 from .finite import SOFTMAX_OR_LOSS
@@ -44,11 +43,10 @@ def notes(examined: Subject, network: Network, sights: Sequence[Sight]) -> Itera
         if hash(f) in network.nodes and f.inputs:
             for text in _of(f, network, fed):
                 yield Note("", [network.name(f)], f" {text}.")
-    products = [f for f in network.graph.functions if _has_weights(f, network)]
-    alike = [f for f in products if all(s.variation.get(hash(f), 1.0) < _ALIKE for s in sights)]
+    alike = [f for f in network.weighted if all(s.variation.get(hash(f), 1.0) < _ALIKE for s in sights)]
     # Of weights that start from 0, such as those of styles, rows differ later.
     starts = any(v.ndim > 1 and not v.d.any() for key, v in network.leaves.items() if key in network.names)
-    if alike and alike[-1] == products[-1] and len(sights) > 1 and not starts:
+    if alike and alike[-1] == network.weighted[-1] and len(sights) > 1 and not starts:
         end = f" on: in each batch, the rows that it reads differ by less than {_ALIKE:.1%}."
         yield Note("With these weights no layer can tell samples apart, from ", [network.name(alike[0])], end)
     factored = (f for f in network.graph.functions if f.info.type_name == "Mul2")
@@ -86,10 +84,6 @@ def notes(examined: Subject, network: Network, sights: Sequence[Sight]) -> Itera
                 yield Note("Of ", [network.called(v)], f", {where}: {remedies.SCALE_DATA}.")
 
 
-def _has_weights(f: Any, network: Network) -> bool:
-    return is_matrix_product(f.info.type_name) and hash(f.inputs[1]) in network.names
-
-
 def _of(f: Any, network: Network, fed: Fed) -> Iterator[str]:
     """Clauses about a function."""
     kind, args = f.info.type_name, f.info.args
@@ -118,7 +112,7 @@ def _of(f: Any, network: Network, fed: Fed) -> Iterator[str]:
     if first is not None and first.size:
         amax = np.abs(first).max()
         # Smaller numbers are those that a format may lose.
-        if 1e-7 < amax < 0.02 and _has_weights(f, network):
+        if 1e-7 < amax < 0.02 and f in network.weighted:
             yield f"reads numbers up to {amax:.2g} only: {remedies.NORMALISE_DATA}"
         if amax > 20.0 and kind in ("GRU", "LSTM", "RNN"):
             yield f"reads numbers up to {amax:.3g}, which saturate its gates: {remedies.NORMALISE_DATA}"

@@ -37,7 +37,10 @@ class Network:
         # Functions that backward visits, and leaves with a gradient, by key.
         self.nodes = {hash(graph.functions[node.number]): node for node in plan.nodes}
         self.leaves = graph.by_key(plan.leaves)
+        self.trained = {key for key, node in self.nodes.items() if node.leaves}  # functions that read these
         self.names = plan.names  # names of parameters, by key
+        products = [f for f in graph.functions if is_matrix_product(f.info.type_name)]
+        self.weighted = [f for f in products if hash(f.inputs[1]) in self.names]  # products with a parameter
         self.readers: Dict[int, List[Any]] = {}
         for f in graph.functions:
             for v in f.inputs:
@@ -120,23 +123,15 @@ class Network:
         groups = math.prod(f.inputs[0].shape[axis] for axis in axes) * args.get("num_groups", 1)
         return float(f.inputs[0].size / groups)
 
-    def behind(self, variables: Iterable[int]) -> Iterator[Any]:
-        """All functions that compute variables or depend on them, in forward order."""
+    def behind(
+        self, variables: Iterable[int], is_passed: Callable[[Any], bool] = lambda f: True
+    ) -> Iterator[Any]:
+        """Functions that compute variables or depend on them, by way of those passed, in forward order."""
         found = set(variables)
         for f in self.graph.functions:
             if not found.isdisjoint(map(hash, (*f.inputs, *f.outputs))):
-                found.update(map(hash, f.outputs))
+                found.update(map(hash, f.outputs if is_passed(f) else ()))
                 yield f
-
-    def next_products(self, f: Any) -> List[Any]:
-        """First matrix products behind a function."""
-        waiting: List[nn.Variable] = [*f.outputs]
-        seen: Dict[int, Any] = {}
-        while waiting:
-            readers = [g for g in self.readers.get(hash(waiting.pop()), []) if hash(g) not in seen]
-            seen.update((hash(g), g) for g in readers)
-            waiting += [v for g in readers if not is_matrix_product(g.info.type_name) for v in g.outputs]
-        return [g for g in seen.values() if is_matrix_product(g.info.type_name)]
 
     def walk(
         self, last: Iterable[Any], onward: Callable[[Any], Iterable[nn.Variable]] = attrgetter("inputs")

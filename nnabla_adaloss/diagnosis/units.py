@@ -8,7 +8,6 @@ from typing import Any, Collection, Dict, Iterator, Sequence, Tuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..graph.functions import is_matrix_product
 from . import remedies
 from .causes import Note
 from .network import Network
@@ -19,11 +18,9 @@ class Units:
     """Units of products with parameters that a gradient reaches, over the batches so far."""
 
     def __init__(self, network: Network) -> None:
-        # Not backward products of a gradient penalty, whose units are inputs.
-        kinds = ((f, f.info.type_name) for f in network.graph.functions)
-        products = (f for f, kind in kinds if is_matrix_product(kind) and not kind.endswith("Grad"))
         self._network = network
-        self._products = [f for f in products if hash(f.inputs[1]) in network.names]
+        # Not backward products of a gradient penalty, whose units are inputs.
+        self._products = [f for f in network.weighted if not f.info.type_name.endswith("Grad")]
         self._reached: Dict[int, NDArray[np.bool_]] = {}  # by weight, as several products may share one
 
     def add(self, gradients: Gradients) -> None:
@@ -38,8 +35,8 @@ class Units:
     def notes(self, told: Collection[str]) -> Iterator[Note]:
         """Note layers with such units, except for functions that are told already."""
         first = {hash(f.inputs[1]): f for f in reversed(self._products)}
-        for key, f in sorted(first.items(), key=lambda one: self._network.graph.numbers[hash(one[1])]):
-            dead = ~self._reached.get(key, np.ones(1, bool))
+        for f in self._network.in_order(first.values()):
+            dead = ~self._reached.get(hash(f.inputs[1]), np.ones(1, bool))
             readers = self._network.readers.get(hash(f.outputs[0]), [])
             names = {self._network.name(g) for g in (f, *readers)}
             if dead.any() and not dead.all() and names.isdisjoint(told):

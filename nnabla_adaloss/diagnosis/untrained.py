@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import gc
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 import nnabla as nn
 import numpy as np
@@ -86,14 +86,17 @@ def notes(examined: Subject, network: Network) -> Iterator[Note]:
 
 def alike_weights(network: Network) -> List[str]:
     """Trained weights of one number, other than 0, whose units meet such weights again: they stay alike."""
-    products = [f for f in network.graph.functions if is_matrix_product(f.info.type_name)]
-    trained = [f for f in products if hash(f.inputs[1]) in network.names and f.inputs[1].need_grad]
     # Each unit of a depthwise convolution reads numbers of its own.
-    mixing = (f for f in trained if not f.info.type_name.startswith("Depthwise"))
-    alike = {hash(f): f for f in mixing if np.ptp(f.inputs[1].d) == 0.0 != f.inputs[1].d.flat[0]}
+    mixing = (f for f in network.weighted if not f.info.type_name.startswith("Depthwise"))
+    trained = (f for f in mixing if f.inputs[1].need_grad)
+    alike = {hash(f): f for f in trained if np.ptp(f.inputs[1].d) == 0.0 != f.inputs[1].d.flat[0]}
+
+    def is_product(f: Any) -> bool:
+        return is_matrix_product(f.info.type_name)
 
     def stay(f: Any) -> bool:
-        readers = network.next_products(f)
+        behind = network.behind(map(hash, f.outputs), lambda g: not is_product(g))
+        readers = [g for g in behind if is_product(g) and hash(g) != hash(f)]
         several = f.outputs[0].shape[1 if "onvolution" in f.info.type_name else -1] > 1
         return several and bool(readers) and all(hash(g) in alike for g in readers)
 
@@ -122,13 +125,16 @@ def _missed(examined: Subject, network: Network) -> Dict[str, int]:
     if solver is None and not _cut_from_data(examined, network):
         walked = network.walk([v.parent for v in _cut_off(network) if _is_only_data(network, v)], _linked)
         disabled = network.walk(filter(_is_disabled, walked), _linked)
-        counted = _between(network).union(hash(v) for f in disabled for v in f.inputs)
         # A comparison is not part of a teacher, nor a choice that trained layers read, as a critic's do.
         before = [*network.walk([v.parent for v in _cut_off(network)])]
-        compared = [g for g in before if g.info.type_name.startswith(_COMPARISONS)]
-        chosen = [g for g in before if g.info.type_name == "OneHot" and _meets_weights(network, g)]
-        compared_or_chosen = (*network.walk(compared, _enabled), *network.walk(chosen, _linked))
-        counted.update(hash(v) for f in compared_or_chosen for v in f.inputs)
+        compares = (g for g in before if g.info.type_name.startswith(_COMPARISONS))
+        chooses = (g for g in before if g.info.type_name == "OneHot" and _meets_weights(network, g))
+        apart = (*disabled, *network.walk(compares, _enabled), *network.walk(chooses, _linked))
+        # Leaves that are read without a gradient, together with outputs of trained layers.
+        outputs = (hash(v) for f in network.graph.functions if hash(f) in network.reached for v in f.outputs)
+        beside = [f for f in network.behind(outputs) if hash(f) not in network.reached]
+        counted = {hash(v) for f in beside for v in f.inputs if v.parent is None}
+        counted.update(hash(v) for f in apart for v in f.inputs)
         missed = {name: key for name, key in missed.items() if key in counted}
     return missed
 
@@ -141,8 +147,7 @@ def _is_only_data(network: Network, v: nn.Variable) -> bool:
 
 def _meets_weights(network: Network, f: Any) -> bool:
     """True if a trained layer depends on a function; a label meets only the loss."""
-    nodes = (network.nodes.get(hash(g)) for g in network.behind([hash(f.outputs[0])]))
-    return any(node is not None and node.leaves for node in nodes)
+    return not network.trained.isdisjoint(map(hash, network.behind([hash(f.outputs[0])])))
 
 
 def _linked(f: Any) -> List[nn.Variable]:
@@ -171,28 +176,14 @@ def _cut_off(network: Network) -> Iterator[nn.Variable]:
 
 def _cut_from_data(examined: Subject, network: Network) -> bool:
     """True if trained layers read only data from parts without a gradient."""
-    carries: Set[int] = set(examined.fed)
-    for f in network.graph.functions:
-        if carries.isdisjoint(map(hash, f.inputs)):
-            continue
-        node, is_reached = network.nodes.get(hash(f)), hash(f) in network.reached
-        if is_reached and node is not None and node.leaves:
-            return False
+
+    def is_passed(f: Any) -> bool:
         # With nothing to train, it only prepares the data.
-        if is_reached or not (any(v.need_grad for v in f.inputs) or f.info.type_name == "Unlink"):
-            carries.update(map(hash, f.outputs))
-    return bool(examined.fed)
+        is_cut = f.info.type_name == "Unlink" or any(v.need_grad for v in f.inputs)
+        return hash(f) in network.reached or not is_cut
 
-
-def _between(network: Network) -> Set[int]:
-    """Keys of the leaves that are read without a gradient, together with outputs of trained layers."""
-    behind = set(network.reached)
-    found: Set[int] = set()
-    for f in network.graph.functions:
-        if hash(f) not in behind and any(hash(v.parent) in behind for v in f.inputs):
-            behind.add(hash(f))
-            found.update(hash(v) for v in f.inputs if v.parent is None)
-    return found
+    read = network.behind(examined.fed, is_passed)
+    return bool(examined.fed) and (network.reached & network.trained).isdisjoint(map(hash, read))
 
 
 def _cut(network: Network, missed: Mapping[str, int]) -> Optional[Tuple[str, str, str]]:
