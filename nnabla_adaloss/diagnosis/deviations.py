@@ -178,8 +178,9 @@ class Deviations(Operands):
         if own and cancels and f.info.type_name in ("Add2", "Sub2", "AddScalar", "RSubScalar"):
             what = f"it computes the difference of numbers up to {largest:.3g}, which is so small "
             what += f"beside them that {stored.name} holds it with an error of {error:.0%}"
-            remedy = remedies.of(f) if f.info.type_name == "Sub2" else remedies.DIFFERENCE
-            return Cause("precision", name, what, remedy if remedy == remedies.VARIANCE else feeder or remedy)
+            remedy = remedies.of_difference(f)
+            remedy = (feeder or remedy) if remedy == remedies.DIFFERENCE else remedy
+            return Cause("precision", name, what, remedy)
         difference = remedies.origin(f.inputs[0]) if own and f.info.type_name == "Log" else None
         if remedies.is_a(difference, "Sub2", "RSubScalar"):
             what = f"{subject} with an error of {error:.0%} in {stored.name}, as {network.name(difference)} "

@@ -26,6 +26,8 @@ _BOUNDS |= {"FixedPointQuantize", "HardSigmoid", "HardTanh", "ReLU6"}
 _SATURATES = {*_BOUNDS, "Exp", "Sigmoid", "Softmax", "SoftPlus", "Tanh"}
 # Functions that end no gradient by themselves.
 _HANDS_ON = {"Add2", "AddScalar", "Broadcast", "Mean", "MulScalar", "Reshape", "Sub2", "Sum", "Transpose"}
+# Functions that cut, hand on or weigh parts of a choice.
+_PARTS = {"Broadcast", "Div2", "Mul2", "Reshape", "Slice", "Split", "Transpose"}
 _METRICS = {"BinaryError", "TopNError"}  # functions that count errors
 
 
@@ -72,7 +74,7 @@ class Ends(Batches):
                 continue
             # A loss weight that a feeder may raise later.
             zeros = [self.zero_origin(v) for v in f.inputs if not self.largest(v)]
-            if any(v.size == 1 and network.is_input(v) for v in zeros):
+            if any(v.size == 1 and network.is_input(v) for v in zeros) or any(map(self._not_chosen, zeros)):
                 continue
             at_fault = self._at_fault(f)
             kind = next(iter(at_fault.values())).kind
@@ -252,6 +254,12 @@ class Ends(Batches):
         """Names of the layers that leaves belong to."""
         keys = [(n, self._network.keys(n.leaves)) for n in reversed(self._network.nodes.values())]
         return tuple(n.label for n, own in keys if not leaves.isdisjoint(own))
+
+    def _not_chosen(self, v: nn.Variable) -> bool:
+        """True for the zeros of a part that no sample of these batches has chosen, such as a rare expert."""
+        walked = self._network.walk([v.parent], lambda f: f.inputs if remedies.is_a(f, *_PARTS) else [])
+        chosen = (g for g in walked if remedies.is_a(g, "OneHot", "TopKData"))
+        return any(self.largest(g.outputs[0]) for g in chosen)
 
     def _nothing_to_learn(self, f: Any) -> bool:
         """True if a function contributes 0 to the loss: a margin is kept, or no label counts."""

@@ -263,7 +263,7 @@ class _Examination:
                 what = "Units stay alike, as all numbers are equal in "
                 yield Note(what, alike, f": {remedies.INITIALISE}.")
             starved = [n.name for n in layers if not (n.nonzero or n.waits_for)]
-            lost = [n.name for n in layers if min(one.lost_units for one in n.effects.values()) > 0.25]
+            lost = [n.name for n in layers if min(one.lost_units for one in n.effects.values()) > 0.15]
             if not causes:
                 yield from self._branches.blocked(layer for layer in self._layers if layer.name in starved)
             if lost and not causes:

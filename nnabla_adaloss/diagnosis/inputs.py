@@ -46,7 +46,9 @@ def notes(examined: Subject, network: Network, sights: Sequence[Sight]) -> Itera
     alike = [f for f in network.weighted if all(s.variation.get(hash(f), 1.0) < _ALIKE for s in sights)]
     # Of weights that start from 0, such as those of styles, rows differ later.
     starts = any(v.ndim > 1 and not v.d.any() for key, v in network.leaves.items() if key in network.names)
-    if alike and alike[-1] == network.weighted[-1] and len(sights) > 1 and not starts:
+    # A choice, such as of entries of a codebook, moves with the first steps.
+    chosen = any(remedies.is_a(g, "Embed", "OneHot", "TopKData") for g in network.walk(alike[:1]))
+    if alike and alike[-1] == network.weighted[-1] and len(sights) > 1 and not (starts or chosen):
         end = f" on: in each batch, the rows that it reads differ by less than {_ALIKE:.1%}."
         yield Note("With these weights no layer can tell samples apart, from ", [network.name(alike[0])], end)
     factored = (f for f in network.graph.functions if f.info.type_name == "Mul2")
@@ -81,7 +83,9 @@ def notes(examined: Subject, network: Network, sights: Sequence[Sight]) -> Itera
                 yield Note("Of the numbers of ", [network.called(v)], f", {where}: {remedies.SCALE_DATA}.")
             if 0 < np.count_nonzero(columns) < columns.size:
                 where = f"column {np.flatnonzero(columns)[0]} of its last axis becomes 0 in {stored.name}"
-                yield Note("Of ", [network.called(v)], f", {where}: {remedies.SCALE_DATA}.")
+                is_data = any(g in network.weighted for g in network.readers[hash(v)])
+                remedy = remedies.SCALE_DATA if is_data else remedies.INTO_RANGE
+                yield Note("Of ", [network.called(v)], f", {where}: {remedy}.")
 
 
 def _of(f: Any, network: Network, fed: Fed) -> Iterator[str]:

@@ -27,7 +27,7 @@ TRAIN = "make it trainable, or start it from another number"
 SMALLER_BIAS = "start the bias nearer 0"
 SMALLER_CONSTANT = "use a constant nearer 0"
 SMALLER_FACTOR = "use a smaller factor there"
-SMALLER_START = "start it from smaller numbers, or normalise behind it"
+SMALLER_START = "start it nearer 0, or normalise behind it"
 SOFTMAX_AXIS = "choose the axis of the places that it weighs; for a single class, use a sigmoid"
 SMALLER_EPS = "use a smaller eps, such as 1e-5"
 GAMMA = "start it from 1"
@@ -99,6 +99,7 @@ INTO_RANGE = "bring it into range, or use a wider format"
 MASK = "mask with a finite number that the format holds, such as -1e3"
 CONSTANT = "choose a constant that the format holds"
 OPEN_ROWS = "leave one place per row open, and mask with a number that the format holds, such as -1e3"
+PRODUCT = "divide an operand before the product, not the result after it"
 SMALLER = "make its weights or what it reads smaller, normalise, or use a wider format"
 SMALL_TERMS = "keep small terms apart from large ones, or compute it in fp32"
 LARGER = "start it from a number that the format holds, or store this layer in a wider format"
@@ -151,6 +152,7 @@ SHIFTS = (SMALLER_BIAS, SMALLER_CONSTANT, NORMALISE_DATA)  # remedies for a shif
 _TOO_LARGE = {
     **dict.fromkeys(("Div2", "RDivScalar", "Pow2"), AWAY),
     "Sum": "use F.mean, or sum less at a time",
+    "ScatterAdd": "divide what it adds up by its number first, as a mean does",
     **dict.fromkeys(("BatchInv", "BatchLogdet"), IDENTITY),
     "Constant": CONSTANT,
 }
@@ -166,7 +168,7 @@ _UNDEFINED = {
 # Where it is unknown which operand makes numbers large.
 _SIZES = {
     "Exp": f"subtract the maximum, or {BOUND_EXP}",
-    "BatchMatmul": "divide an operand before the product, not the result after it",
+    "BatchMatmul": PRODUCT,
 }
 _IMPRECISE = {
     "KLMultinomial": "apply F.softmax to the scores first",
@@ -184,12 +186,16 @@ def of(f: Any, known: str = "", *, too_large: bool = False) -> str:
     if kind == "Exp":
         if any(is_a(g, "Log") for g in _readers(f)):
             return SOFTPLUS
-        sums = [g for g in _readers(f) if is_a(g, "Sum")]
+        # A factor may leave out some, such as a sample itself.
+        factors = (g for g in _readers(f) if is_a(g, "Mul2"))
+        sums = [g for g in (*_readers(f), *(h for g in factors for h in _readers(g))) if is_a(g, "Sum")]
         behind = {h.info.type_name for g in sums for h in _readers(g)}
         if not behind.isdisjoint(("Div2", "Log")):
             return SOFTMAX if "Div2" in behind else LOG_SOFTMAX
         if known in ("", EXPLODING) and any(is_a(g, "Mul2") for g in _readers(f)):
             return BOUND_FACTOR
+    if kind == "BatchMatmul" and any(abs(factor) < 1.0 for factor in _factors(f)):
+        return PRODUCT
     if kind == "Div2":
         divisor = origin(f.inputs[1])
         if _adds_exponentials(f.inputs[1]) and not too_large:
@@ -220,6 +226,12 @@ def held(f: Any) -> str:
     return LOG_SOFTMAX if _adds_exponentials(f.inputs[0]) else HELD_IN_LOG
 
 
+def of_difference(f: Any) -> str:
+    """Remedy for a difference that is far smaller than its operands."""
+    remedy = of(f) if is_a(f, "Sub2") else DIFFERENCE
+    return LOG_OF_DIFFERENCE if remedy == DIFFERENCE and any(is_a(g, "Log") for g in _readers(f)) else remedy
+
+
 def of_errors(f: Any, known: str = "") -> str:
     """Remedy for a function whose output has a large rounding error; `known`: that of what it reads."""
     return _IMPRECISE.get(f.info.type_name, known or MORE_BITS)
@@ -247,6 +259,11 @@ def is_square(f: Any) -> bool:
     """True for a function that multiplies numbers by themselves."""
     is_itself = is_a(f, "Mul2") and f.inputs[0] == f.inputs[1]
     return is_itself or is_a(f, "SquaredError") or (is_a(f, "PowScalar") and f.info.args["val"] > 1.0)
+
+
+def _factors(f: Any) -> Iterator[float]:
+    """Constants that a function's outputs are multiplied by."""
+    yield from (g.info.args["val"] for v in f.outputs for g in v.function_references if is_a(g, "MulScalar"))
 
 
 def _readers(f: Any) -> Iterator[Any]:

@@ -57,6 +57,7 @@ def notes(examined: Subject, network: Network) -> Iterator[Note]:
     # A solver's variables have need_grad=False.
     wanted = {hash(v.data) for v in nn.get_parameters().values()}
     constants = wanted & {hash(v.data) for v in network.graph.leaves.values() if not v.need_grad}
+    constants -= {hash(v.data) for v in network.leaves.values()}  # such as a choice by the same network
     fixed = sorted(name for name, v in examined.parameters.items() if hash(v.data) in constants)
     if fixed:
         end = ", which this loss reads as constants (nn.no_grad or fix_parameters): it does not train them."

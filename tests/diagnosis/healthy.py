@@ -535,6 +535,25 @@ def mask_by_a_large_factor() -> Built:
     return network(layers)
 
 
+def choice_by_the_same_network() -> Built:
+    """A double DQN: the parameters are read twice, once as constants."""
+    x, after = nn.Variable((32, 8)), nn.Variable((32, 8))
+    rng = np.random.RandomState(0)
+
+    def values(v: nn.Variable, fixed: bool = False) -> nn.Variable:
+        h = F.tanh(PF.affine(v, 16, name="fc", fix_parameters=fixed))
+        return PF.affine(h, 4, name="q", fix_parameters=fixed)
+
+    best = F.max(values(after, True), axis=1, only_index=True, keepdims=True)
+    rewards = nn.Variable.from_numpy_array(rng.randn(32, 4))
+    target = F.sum(F.one_hot(best, (4,)) * rewards, axis=1)
+
+    def feed() -> None:
+        x.d, after.d = rng.randn(32, 8), rng.randn(32, 8)
+
+    return trained((F.mean(F.squared_error(F.sum(values(x), axis=1), target)), feed), S.Adam())
+
+
 HEALTHY: Dict[str, Callable[[], Built]] = {
     name: found
     for name, found in list(globals().items())

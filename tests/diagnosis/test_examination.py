@@ -1359,3 +1359,15 @@ def test_an_unlinked_copy_of_an_output_is_filled_by_forward() -> None:
     reversed_gradient = -1.0 * h + 2.0 * h.get_unlinked_variable(need_grad=False)
     loss = cross_entropy(affine(reversed_gradient, 5, "head"), t)
     assert not diagnose(loss, feeder=feeder(x, t)).as_dict()["notes"]
+
+
+def test_an_expert_that_no_sample_has_chosen_is_noted() -> None:
+    (x, t), domain = inputs(), nn.Variable((32, 1))
+    h, routes = hidden(x), F.split(F.one_hot(domain, (3,)), axis=1)
+    for number, route in enumerate(routes):
+        h = h + affine(h, 16, f"expert{number}") * F.broadcast(F.reshape(route, (32, 1)), h.shape)
+    fed = feeder(x, t, lambda: setattr(domain, "d", np.arange(32)[:, None] % 2))
+    diagnosis = diagnose(classes(h, t), feeder=fed)
+    assert not diagnosis.verdict.causes
+    (note,) = diagnosis.numbers.notes
+    assert str(note).startswith("No gradient gets to expert2/affine in 2 batches: none passes")

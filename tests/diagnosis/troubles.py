@@ -2840,3 +2840,41 @@ def messages_to_the_last_of_many_nodes(mended: bool) -> Built:
         to.d = np.arange(nodes - 32, nodes)[:, None]
 
     return network(hidden, loss, fill)
+
+
+@trouble("overflow", "z/affine/Exp", "beyond float16", remedy=remedies.LOG_SOFTMAX)
+def exponentials_of_others_by_hand(mended: bool) -> Built:
+    """A product with a mask leaves a sample itself out of the sum."""
+
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        z = affine(h, 8, "z")
+        scores = F.affine(z, F.transpose(z, (1, 0))) * (0.1 if mended else 3.0)
+        others = nn.Variable.from_numpy_array(1.0 - np.eye(32, dtype=np.float32))
+        return F.mean(F.log(F.sum(F.exp(scores) * others, axis=1))) - F.mean(scores)
+
+    return network(hidden, loss)
+
+
+@trouble("overflow", "conv/conv/BatchMatmul", "numbers up to", remedy=remedies.PRODUCT)
+def gram_of_pictures(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        maps = F.reshape(conv(100.0 * x, "conv"), (8, 8, 64))
+        if mended:
+            return F.batch_matmul(maps * 0.01, maps * 0.01, transpose_b=True)
+        return F.batch_matmul(maps, maps, transpose_b=True) / 1e4
+
+    return network(layers, shape=IMAGES)
+
+
+@trouble(
+    "precision",
+    "mean/affine/RSubScalar",
+    "the difference of numbers up to 1",
+    remedy=remedies.LOG_OF_DIFFERENCE,
+)
+def density_of_a_squashed_action(mended: bool) -> Built:
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        u = affine(h, 4, "mean", bias=0.0 if mended else 6.0)
+        return -F.mean(F.log(1.0 - F.tanh(u) ** 2 + 1e-6))
+
+    return network(hidden, loss)
