@@ -149,10 +149,11 @@ def path_name(name: str, value: Union[str, os.PathLike[str]]) -> str:
 
 
 def explains_keywords(instead: Mapping[str, str]) -> Callable[[_Init], _Init]:
-    """Make a decorator of `__init__` whose TypeError for an unknown keyword advises on a replacement."""
+    """Make a decorator of `__init__` that raises TypeError with advice, `instead`, for unknown keywords."""
 
     def decorated(init: _Init) -> _Init:
-        names = list(inspect.signature(init).parameters)[1:]
+        parameters = [*inspect.signature(init).parameters.values()][1:]
+        names = [one.name for one in parameters if one.kind is not one.VAR_POSITIONAL]
         by_lower_case = {name.lower(): name for name in names}
 
         @wraps(init)

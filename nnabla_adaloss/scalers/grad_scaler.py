@@ -29,10 +29,14 @@ _REPEATS = 19  # limit of repeats of the first batch until its scales fit
 # Number of remembered losses of different networks, each with its last graph: nnabla has no weak references.
 _REMEMBERED = 8
 
-# Arguments and methods that only torch's `GradScaler` has, and their replacements.
+# Keywords and methods, most of them of torch's `GradScaler`, that this one lacks, and their replacements.
 _MEASURED = "scales follow from measurements, without growth and backoff (LossScaler has growth and back-off)"
 _GROWTH = ("growth_factor", "backoff_factor", "growth_interval")
-_ARGUMENTS = {"init_scale": "use history=HistoryPolicy(start_scale=...)", **dict.fromkeys(_GROWTH, _MEASURED)}
+_ARGUMENTS = {
+    "init_scale": "use history=HistoryPolicy(start_scale=...)",
+    **dict.fromkeys(_GROWTH, _MEASURED),
+    **dict.fromkeys(("solver", "solvers"), "give the solvers by position"),
+}
 _METHODS = {
     "scale": "call scaler.forward(loss) and scaler.backward(loss) instead of scaler.scale(loss).backward()",
     **{f"{verb}_{name}": _MEASURED for verb in ("get", "set") for name in _GROWTH},

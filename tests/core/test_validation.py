@@ -89,9 +89,12 @@ def test_numbers_out_of_range_are_named() -> None:
         (AdaptiveLossScalingUpdater, "acum_grad", "did you mean accum_grad="),
         (AdaptiveLossScalingUpdater, "n", "did you mean N="),
         (AdaptiveLossScalingUpdater, "zzz", "it takes solver, loss, data_feeder, scale"),
+        (GradScaler, "zzz", "it takes config"),
         (GradScaler, "init_scale", r"use history=HistoryPolicy\("),
         (GradScaler, "growth_interval", ".*scales follow from measurements"),
         (GradScaler, "storag", "did you mean storage="),
+        (GradScaler, "solver", "give the solvers by position"),
+        (GradScaler, "solvers", "give the solvers by position"),
     ],
 )
 def test_errors_name_replacements(kind: Any, argument: str, advice: str) -> None:
