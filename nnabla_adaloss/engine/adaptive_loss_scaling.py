@@ -120,7 +120,6 @@ class AdaptiveLossScaling:
                 "loss is scaled already: it is an AdaptiveLossScaling; give the loss that was wrapped in it, "
                 "or its FormatEmulation"
             )
-        # Before the graph is read, which may move its functions to float.
         instance_or_none("config", config, AdaLossConfig)
         instance_or_none("history", history, HistoryPolicy)
         instance_or_none("forward_state", forward_state, ForwardState)
@@ -133,26 +132,30 @@ class AdaptiveLossScaling:
         self._is_sink = properties_of(self.variable.parent.info.type_name).keeps_gradients
         self._reader = TailReader(self.variable, float_tail=float_tail)
         # An emulation has usually just read it.
-        graph = self._reader.read(loss.graph if isinstance(loss, FormatEmulation) else None)
+        tail = self._reader.find(loss.graph if isinstance(loss, FormatEmulation) else None)
+        graph, in_float, _ = tail
         if any(properties_of(type_name).scales for type_name in {*graph.described.type_names}):
             raise ValueError(
                 "loss scales itself already, by nnabla_adaloss.loss_scaling with a tracker: "
                 "train on it as it is, or wrap the loss that was given to loss_scaling"
             )
-        context, self.in_half = self.variable.parent.context, bool(graph.described.in_half)
+        self.in_half = len(graph.described.in_half) > len(in_float)
         if config is not None and config.unused:
             ignored = " and ".join(config.unused) + " change nothing with the default method"
             warn(f'{ignored}; give loss_scale_method="approx_range", too')
         stored = self._storage.narrowest or (Precision() if self.in_half else None)
         self.config = (config or AdaLossConfig()).for_network().for_storage(stored)
-        self.kernels = select_kernels(context)
+        self.kernels = select_kernels(self.variable.parent.context)
         method_alphas = MethodAlphas(self.config)
         self.delay = method_alphas.delay
         self._chooser = Chooser(self.config, method_alphas)
         self._seed = LossSeed(self.variable, self.kernels.scaled_float32)
+        policy = self.config.method.policy(HistoryPolicy() if history is None else history)
+        self.components = Observations(Memory(policy.measured_every(self.config.iterations_per_measurement)))
         self._graph = GraphCache(
             self._reader,
-            graph,
+            # After all checks: an error leaves the graph unchanged.
+            self._reader.move(*tail),
             self.config,
             parameters,
             further,
@@ -162,8 +165,6 @@ class AdaptiveLossScaling:
             watched=self.audience is not None,
         )
         self.guard = BatchGuard(self._graph.as_it_is, self.kernels, forward_state)
-        policy = self.config.method.policy(HistoryPolicy() if history is None else history)
-        self.components = Observations(Memory(policy.measured_every(self.config.iterations_per_measurement)))
         self.iteration = 0
         self._result: Optional[PassReport] = None
         # True if the last good batch had an infinite loss, and finite gradients.

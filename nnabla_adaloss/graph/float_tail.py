@@ -78,10 +78,17 @@ class TailReader:
         # Outputs of moved functions that have no data until forward runs, since inputs were freed.
         self._missing: List[nn.Variable] = []
 
-    def read(self, other: Optional[Graph] = None) -> Graph:
-        """Read the present graph, with its float tail moved; `other`: one that another reader has read."""
+    def read(self) -> Graph:
+        """Read the present graph, with its float tail moved."""
+        return self.move(*self.find())
+
+    def find(self, other: Optional[Graph] = None) -> Tuple[Graph, FrozenSet[int], List[int]]:
+        """Read the present graph, or `other` if it is that one, and find its `float_tail`."""
         graph = other if other is not None and other.is_current and not other.reshaped else Graph(self._loss)
-        functions, not_replaced = float_tail(graph, graph.described.in_half if self._moves else ())
+        return graph, *float_tail(graph, graph.described.in_half if self._moves else ())
+
+    def move(self, graph: Graph, functions: FrozenSet[int], not_replaced: List[int]) -> Graph:
+        """Move a result of `find` to float; return the graph as it is then."""
         if functions or not_replaced:
             self.functions, self.moved = functions, True
             self.warning = _warning(graph, not_replaced) if not_replaced else ""
