@@ -30,7 +30,7 @@ from .target import Feeder, Subject, input_name
 from .units import Units
 from .untrained import alike_weights, notes, untrained
 from .verdicts import COARSE, USELESS, LayerNumbers, NetworkNumbers, serves
-from .watching import INDICES, REPEATED, Sight
+from .watching import REPEATED, Sight
 
 # Formats tried besides the requested one.
 _FORMATS: Sequence[PrecisionName] = ("float16", "bfloat16", "fp8_hybrid")
@@ -231,7 +231,7 @@ class _Examination:
         if f is None:
             raise error
         name, told = self._network.name(f), str(error).strip().rpartition("\n")[2]
-        if f.info.type_name in INDICES:
+        if f.info.type_name.startswith(("Embed", "Gather", "OneHot", "Scatter")):
             what = f"it reads indices that {self._storage} rounds beyond its table (nnabla: {told})"
             return Cause("rounded_index", name, what, remedies.FEED_INDICES, as_stored=True)
         what = f"nnabla refuses what it reads as stored in {self._storage}: {told}"

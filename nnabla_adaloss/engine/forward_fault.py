@@ -11,7 +11,7 @@ import numpy as np
 from ..graph.description import type_name_of
 from ..graph.loss import LossLike
 from ..graph.plan import GraphPlan
-from ..kernels import Kernels
+from ..kernels import Kernels, measurements_by
 from ..kernels.arrays import FLOAT16, FLOAT32, is_readable, stored_dtype
 from .prepared_graph import PreparedGraph
 
@@ -61,7 +61,9 @@ def find_fault(loss: LossLike, prepared: PreparedGraph, rewind: Callable[[], Non
 def _first_nonfinite(loss: LossLike, prepared: PreparedGraph) -> Optional[int]:
     """Run forward; return the index, by time of execution, of the first function with a nonfinite array."""
     # Measurements are fetched after forward, so that a GPU is waited for once.
-    kernels, measurements = prepared.kernels, prepared.measurements
+    # The engine's own measurements, such as of weights after an update, may be running.
+    kernels, functions = prepared.kernels, prepared.graph.functions
+    measurements = measurements_by(kernels, 4 * len(functions))
     tickets: List[List[int]] = []  # of the arrays of each function
     faulty: List[int] = []
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaptiveLossScaling, FormatEmulation
+from nnabla_adaloss.kernels.cpu import CpuKernels
 
 ONES = np.ones(3, np.float32)
 
@@ -97,3 +98,13 @@ def test_forward_frees_arrays_that_it_no_longer_needs() -> None:
     behind = F.sin(x * 2.0)
     assert fault_of(F.sum(behind + 1.0)) == ""
     assert behind.data.clear_called
+
+
+def test_a_gpu_is_asked_once_and_keeps_measurements_that_are_running(monkeypatch: Any) -> None:
+    """As weights that were measured after an update, and that the next pass fetches."""
+    monkeypatch.setattr(CpuKernels, "asynchronous", True)
+    scaling = AdaptiveLossScaling(network(np.inf))
+    measurements = scaling._graph.current().measurements
+    (ticket,) = measurements.measure([nn.get_parameters()["hidden/affine/W"].data])
+    assert "reads an input of shape" in scaling.find_fault()
+    assert measurements.fetch().statistics[ticket].finite
