@@ -18,6 +18,7 @@ from .target import input_name
 from .watching import largest
 
 _SHRINKS = 1e3  # factor by which a function makes a gradient smaller by far
+_UNKNOWN = "", remedies.NOT_CHOSEN  # clause and remedy without a reason
 
 
 class Branches(Batches):
@@ -32,9 +33,9 @@ class Branches(Batches):
                 continue
             zeros = [v for v in self.zero_factors(f) if hash(v) not in onward]
             origins = map(self.zero_origin, filter(self._moves, zeros))
-            found = [network.names.get(hash(v), "") for v in filter(self._moves, origins)]
-            names += filter(None, found)
-            if not any(found):
+            found = network.parameters(filter(self._moves, origins))
+            names += found
+            if not found:
                 onward.update(map(hash, f.outputs))
         return names[0] if names and onward.isdisjoint(map(hash, network.roots)) else ""
 
@@ -52,8 +53,8 @@ class Branches(Batches):
                 v = self.zero_origin(f.inputs[0])
                 is_filled = network.is_input(v) and hash(v) not in network.never_filled
                 if is_filled and not self.largest(v):
-                    why = f"{input_name(v)}, which is all 0 in every batch"
-                    yield Note(f"{node.label} learns nothing from {why}.")
+                    why = "which is all 0 in every batch"
+                    yield Note(f"{node.label} learns nothing from {input_name(v)}, {why}.")
 
     def blocked(self, layers: Iterable[Layer]) -> Iterator[Note]:
         """Note layers that a function hands no gradient on to, such as a minimum of its other input."""
@@ -74,15 +75,13 @@ class Branches(Batches):
         if names:
             batches = f"{len(sights)} batch{'es' * (len(sights) > 1)}"
             # Several end it each for a reason of its own.
-            unknown = "", remedies.NOT_CHOSEN
-            clause, remedy = self._why_blocked(ends[0]) if len({*ends}) == 1 else unknown
+            clause, remedy = self._why_blocked(ends[0]) if len({*ends}) == 1 else _UNKNOWN
             end = f" in {batches}: none passes {network.listed(ends)}{clause}. "
             yield Note("No gradient gets to ", names, f"{end}Unless other batches reach them, {remedy}.")
 
     def _why_blocked(self, f: Any) -> Tuple[str, str]:
         """Clause about the reason why a function hands no gradient on, and a remedy."""
-        network, growth = self._network, Operands(self._network, self._sights[0]).grown(f)
-        zeros = self.zero_factors(f)
+        network, zeros = self._network, self.zero_factors(f)
         if zeros:
             remedy = remedies.ZEROS if network.is_input(zeros[0]) else remedies.WHY_ZERO
             return f", which multiplies by {network.called(zeros[0])}, all 0", remedy
@@ -91,15 +90,12 @@ class Branches(Batches):
         is_zero = (g for g in products if not self.largest(g.outputs[0]))
         disjoint = next((g for g in is_zero if all(map(self.largest, g.inputs))), None)
         if disjoint is not None:
-            return (
-                f", and {network.name(disjoint)} multiplies the others by 0",
-                remedies.CHECK_MASK_AND_LABELS,
-            )
+            clause = f", and {network.name(disjoint)} multiplies the others by 0"
+            return clause, remedies.CHECK_MASK_AND_LABELS
         if remedies.is_a(f, "EpsilonInsensitiveLoss"):
             return "", remedies.SMALLER_MARGIN
-        return (
-            (growth.clause, growth.remedy) if growth.remedy in remedies.SHIFTS else ("", remedies.NOT_CHOSEN)
-        )
+        growth = Operands(network, self._sights[0]).grown(f)
+        return (growth.clause, growth.remedy) if growth.remedy in remedies.SHIFTS else _UNKNOWN
 
     def clipped(self) -> Iterator[Cause]:
         """Functions that clip gradients to next to nothing."""
@@ -112,7 +108,7 @@ class Branches(Batches):
     def shrinking(self, name: str) -> Tuple[str, str]:
         """Clause about the function that makes the gradient of a layer smaller by far, and a remedy."""
         network, most, found = self._network, _SHRINKS, ("", "")
-        layer = next(f for f in map(network.function, network.nodes) if network.name(f) == name)
+        layer = network.graph.functions[network.positions[name]]
         onward = set(map(hash, layer.outputs))
         for f in [f for f in network.behind(onward) if hash(f) in network.nodes]:
             node = network.nodes[hash(f)]
@@ -129,13 +125,12 @@ class Branches(Batches):
                     growth = Operands(network, self._sights[0]).grown(f)
                     clause, remedy = growth.clause, growth.remedy or remedies.SATURATED
                 found = f"; {network.listed([f])} leaves {left:.1e} of {arriving:.1e}{clause}", remedy
+        if found[0]:
+            return found
         reads, operands = layer.inputs[0], Operands(network, self._sights[0])
-        if not found[0] and is_matrix_product(layer.info.type_name) and self.largest(reads) < 1e-6:
+        if is_matrix_product(layer.info.type_name) and self.largest(reads) < 1e-6:
             growth = operands.shrunk(reads.parent)
             clause = f"; it reads numbers up to {self.largest(reads):.1g}{growth.clause}"
             return clause, growth.remedy or remedies.LARGER_NUMBERS
-        if not found[0]:
-            growth = operands.growth(operands.gradient_steps(layer), "gradients", shrinks=True)
-            if growth.remedy == remedies.VANISHING:
-                return growth.clause, growth.remedy
-        return found
+        growth = operands.growth(operands.gradient_steps(layer), "gradients", shrinks=True)
+        return (growth.clause, growth.remedy) if growth.remedy == remedies.VANISHING else found

@@ -39,10 +39,10 @@ def notes(examined: Subject, network: Network, sights: Sequence[Sight]) -> Itera
             v = v.parent.inputs[0]
         return None if hash(v) in {*network.names, *network.never_filled} else examined.values(v)
 
-    for f in network.graph.functions:
-        if hash(f) in network.nodes and f.inputs:
-            for text in _of(f, network, fed):
-                yield Note("", [network.name(f)], f" {text}.")
+    functions = network.graph.functions
+    for f in (f for f in functions if hash(f) in network.nodes and f.inputs):
+        for text in _of(f, network, fed):
+            yield Note("", [network.name(f)], f" {text}.")
     alike = [f for f in network.weighted if all(s.variation.get(hash(f), 1.0) < _ALIKE for s in sights)]
     # Of weights that start from 0, such as those of styles, rows differ later.
     starts = any(v.ndim > 1 and not v.d.any() for key, v in network.leaves.items() if key in network.names)
@@ -51,17 +51,17 @@ def notes(examined: Subject, network: Network, sights: Sequence[Sight]) -> Itera
     if alike and alike[-1] == network.weighted[-1] and len(sights) > 1 and not (starts or chosen):
         end = f" on: in each batch, the rows that it reads differ by less than {_ALIKE:.1%}."
         yield Note("With these weights no layer can tell samples apart, from ", [network.name(alike[0])], end)
-    factored = (f for f in network.graph.functions if f.info.type_name == "Mul2")
+    factored = (f for f in functions if f.info.type_name == "Mul2")
     for f in (f for f in factored if f.outputs[0].size > 1 and not f.outputs[0].need_grad):
         *factors, product = (largest(s.data.get(hash(v)) for s in sights) for v in (*f.inputs, *f.outputs))
         if all(factors) and not product:
             yield Note("", [network.name(f)], f" makes 0 of other numbers: {remedies.CHECK_MASK}.")
-    for f in (f for f in network.graph.functions if f.info.type_name.endswith(COMPARING)):
+    for f in (f for f in functions if f.info.type_name.endswith(COMPARING)):
         seen = [s.gradients.get(hash(f.outputs[0])) for s in sights]
         if all(g and -g.sum > 0.999 * g.count * g.abs_max > 0.0 for g in seen):
             end = " gets larger by training, as its gradient is below 0."
             yield Note("", [network.name(f)], f"{end} Unless that is meant, check the signs.")
-    normalizing = (f for f in network.graph.functions if f.info.type_name == "BatchNormalization")
+    normalizing = (f for f in functions if f.info.type_name == "BatchNormalization")
     fixed = [(f, *f.inputs[-2:]) for f in normalizing if not f.info.args["batch_stat"]]
     new = [f for f, mean, variance in fixed if not mean.d.any() and (variance.d == 1.0).all()]
     if new:
@@ -70,13 +70,14 @@ def notes(examined: Subject, network: Network, sights: Sequence[Sight]) -> Itera
     for v in filter(network.is_input, network.inputs.values()):
         x, stored = fed(v), network.format(v)
         if x is not None and x.ndim > 2 and x.size:
-            is_lost = np.abs(x.reshape(-1, x.shape[-1])) < stored.smallest_subnormal / 2.0
+            by_column = x.reshape(-1, x.shape[-1])
+            is_small, is_set = np.abs(by_column) < stored.smallest_subnormal / 2.0, by_column != 0.0
             middle, deviation = float(x.mean()), float(x.std())
             if 1e-6 * abs(middle) < deviation < 0.01 * abs(middle):
                 end = f" differ by {deviation:.2g} from {middle:.3g}, their mean: {remedies.NORMALISE_DATA}."
                 yield Note("Numbers of ", [network.called(v)], end)
-            columns = is_lost.all(axis=0) & (x.reshape(is_lost.shape) != 0.0).any(axis=0)
-            lost = np.count_nonzero(is_lost & (x.reshape(is_lost.shape) != 0.0)) / max(np.count_nonzero(x), 1)
+            columns = is_small.all(axis=0) & is_set.any(axis=0)
+            lost = np.count_nonzero(is_small & is_set) / max(np.count_nonzero(is_set), 1)
             multiplies = any(remedies.is_a(g, "Mul2") for g in network.readers[hash(v)])
             if multiplies and 0.1 < lost < 1.0 and not columns.any():
                 where = f"{lost:.0%} become 0 in {stored.name}"
@@ -99,20 +100,16 @@ def _of(f: Any, network: Network, fed: Fed) -> Iterator[str]:
         yield "reads the output of a sigmoid, which is from 0 to 1: give it the scores"
     if kind == "Dropout" and args["p"] >= 0.95:
         yield f"drops {args['p']:.0%} of all numbers: {remedies.DROPOUT}"
-    # Of a square, such as of pairs of images and texts, both axes are of samples.
-    is_square = len({*f.inputs[0].shape}) < 2 or f.inputs[0].ndim != 2
-    if (
-        kind in SOFTMAX_OR_LOSS
-        and args["axis"] == 0
-        and network.nodes[hash(f)].loss_section
-        and not is_square
-    ):
-        yield "normalises over the first axis, which is that of samples: choose the axis of classes"
-    scores: Any = remedies.origin(f.inputs[0])
-    if kind in SOFTMAX_OR_LOSS and remedies.is_a(scores, "Convolution", "Deconvolution"):
-        is_of_channels = scores.info.args.get("channel_last") or args["axis"] in (1, 1 - f.inputs[0].ndim)
-        if not is_of_channels:
-            yield f"normalises over axis {args['axis']}, where {network.name(scores)} has channels in axis 1"
+    scores, shape = remedies.origin(f.inputs[0]), f.inputs[0].shape
+    if kind in SOFTMAX_OR_LOSS:
+        axis = args["axis"]
+        # Of a square, such as of pairs of images and texts, both axes are of samples.
+        is_matrix = len(shape) == 2 and shape[0] != shape[1]
+        if axis == 0 and is_matrix and network.nodes[hash(f)].loss_section:
+            yield "normalises over the first axis, which is that of samples: choose the axis of classes"
+        is_map = remedies.is_a(scores, "Convolution", "Deconvolution")
+        if is_map and axis not in (1, 1 - len(shape)) and not scores.info.args.get("channel_last"):
+            yield f"normalises over axis {axis}, where {network.name(scores)} has channels in axis 1"
     if first is not None and first.size:
         amax = np.abs(first).max()
         # Smaller numbers are those that a format may lose.
