@@ -16,10 +16,10 @@ from . import remedies
 from .causes import listed
 from .target import Subject, input_name
 
-_NORMALIZED = ("Batch", "FusedBatch", "SyncBatch", "Layer", "Instance", "Group")
 DIFFERENCES = {"Sub2", "SquaredError", "AbsoluteError", "HuberLoss"}
 # Ends of the names of functions that compare predictions with targets.
 COMPARING = ("Error", "Loss", "CrossEntropy", "KLMultinomial")
+_NORMALIZED = ("Batch", "FusedBatch", "SyncBatch", "Layer", "Instance", "Group")
 NORMALIZATIONS = {f"{kind}Normalization" for kind in _NORMALIZED}
 
 

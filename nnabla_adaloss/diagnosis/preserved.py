@@ -6,7 +6,6 @@ from __future__ import annotations
 import ctypes
 import random
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Callable, Iterator, Optional
 
@@ -85,7 +84,6 @@ def restored(restore: Callable[[], None]) -> Iterator[None]:
             raise
 
 
-@cache
 def _functions_generator() -> Optional[int]:
     """Address of the generator of nnabla's functions, which has no name in Python; None if not found."""
     try:

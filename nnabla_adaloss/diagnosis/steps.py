@@ -41,7 +41,6 @@ class _Record:
     arriving: float = 0.0  # gradient before `on_gradients`
     left: float = 0.0  # gradient after it
     moved: float = 0.0  # share of a parameter that the steps change, where it has a gradient
-    size: float = 0.0  # parameter, in the last batch
     norm: float = 0.0  # norm of the gradient
     decay: float = 0.0  # norm that weight decay adds to it, in the last batch
 
@@ -64,17 +63,15 @@ class Steps:
         """Take some steps from the gradients of a batch, given by its number."""
         examined, solver = self._examined, self._solver
         if examined.on_gradients is not None:
-            for layer in self._layers:
-                arriving = largest(in_fp32.gradients.get(key) for key in layer.weights)
-                self._records[layer.name].arriving = max(arriving, self._records[layer.name].arriving)
             examined.on_gradients(examined.solver)
         for layer in self._layers:
+            record, every = self._records[layer.name], list(layer.weights.values())
+            if examined.on_gradients is not None:
+                arriving = largest(in_fp32.gradients.get(key) for key in layer.weights)
+                record.arriving = max(arriving, record.arriving)
             # A bias gets a gradient also where all that its layer reads is next to 0.
-            every = list(layer.weights.values())
             weights = [v for v in every if v.ndim > 1 and v.g.any()] or every
-            record = self._records[layer.name]
             record.left = max(largest(in_fp32.statistics(v.grad) for v in weights), record.left)
-            record.size = largest(in_fp32.statistics(v.data) for v in every)
             if examined.weight_decay:
                 record.norm = max(record.norm, _norm(v.g for v in every))
                 record.decay = examined.weight_decay * _norm(v.d for v in every)
@@ -241,7 +238,9 @@ class Steps:
             if kind not in _BY_LEARNING_RATE:
                 remedy = remedies.LARGER_STEPS
                 if kind in ("Lamb", "Lars"):  # their steps are in proportion to the norm of a parameter
-                    remedy = remedies.LARGER_SHARE if records[name].size else remedies.PROPORTIONAL
+                    weights = next(layer.weights for layer in self._layers if layer.name == name)
+                    is_set = any(v.d.any() for v in weights.values())
+                    remedy = remedies.LARGER_SHARE if is_set else remedies.PROPORTIONAL
                 limit = f"and the steps that {kind} makes of it, at a learning rate of {rate:g}, are below "
                 limit += "the last bit of its weights"
         if trained[name] > 1e19:

@@ -172,20 +172,18 @@ class Subject:
         # True if forward writes to a leaf that backward reads: NNabla's gradients are other ones then.
         self.carries_state = bool(_carried(self.graph))
         first, *others_fed = self._batches
-        changing = set(self._inputs)
-        if others_fed:
-            pairs = [(p, batch) for batch in others_fed for p in self._inputs]
-            changing = {p for p, batch in pairs if not np.array_equal(first[p], batch[p], equal_nan=True)}
+        pairs = [(p, batch) for batch in others_fed for p in self._inputs]
+        changing = {p for p, batch in pairs if not np.array_equal(first[p], batch[p], equal_nan=True)}
         # Keys of the fed leaves; with one batch, of all that may be fed.
-        self.fed = {hash(self._inputs[p]) for p in changing}
+        self.fed = {hash(self._inputs[p]) for p in (changing if others_fed else self._inputs)}
         # A scalar may be 0 on purpose.
-        filled = {p for batch in self._batches for p in own if batch[p].any()}
-        zero = {hash(v) for p, v in own.items() if v.size > 1 and p not in filled}
+        blank = {p for p in own if not any(batch[p].any() for batch in self._batches)}
+        zero = {hash(v) for p, v in own.items() if v.size > 1 and p in blank}
         self.never_filled = set(map(hash, never))
         # An unfilled or all-zero input, with its reader, if no layer reads other data.
         self.unfed = self._unfed(self.never_filled | zero)
         notes = []
-        if self._feeder is None or not changing:
+        if self._feeder is None or not self.fed:
             why = "No feeder was given"
             if self._feeder is not None:
                 why = f"The feeder has changed no input in {len(self._batches)} batches"

@@ -195,7 +195,6 @@ def _cut(network: Network, missed: Mapping[str, int]) -> Optional[Tuple[str, str
     target: Optional[Tuple[str, str, str]] = None
     for v in _cut_off(network):
         before = network.in_order(network.walk([v.parent]))
-        between = [g for g in before if hash(g) in behind]
         walked = network.walk([v.parent], lambda f: [] if _is_step(f) else f.inputs)
         smooth = network.in_order(g for g in walked if not _is_step(g))
         if any(hash(w) in names for g in smooth for w in g.inputs):
@@ -207,10 +206,10 @@ def _cut(network: Network, missed: Mapping[str, int]) -> Optional[Tuple[str, str
             if not all(remedies.is_a(f, *DIFFERENCES) for f in network.readers[hash(v)]):
                 return cut
             target = target or cut  # of a loss, perhaps on purpose, if a step ends another way
-            continue
-        if between and step is None:
-            g = next(filter(_is_step, between))  # on purpose, perhaps, if another way is cut off
-            step = network.name(g), "has no derivative", remedies.NO_DERIVATIVE
+        elif step is None:
+            # On purpose, perhaps, if another way is cut off.
+            steps = [network.name(g) for g in before if hash(g) in behind and _is_step(g)]
+            step = (steps[0], "has no derivative", remedies.NO_DERIVATIVE) if steps else None
     if step is not None or target is not None:
         return step or target
     # Or outside the graph, which then has an input that shares its data with an output there.
