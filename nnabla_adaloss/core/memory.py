@@ -97,7 +97,7 @@ class Memory(NamedTuple):
         return {"windows": windows, "partial": {**self.partial}, "lost": lost}
 
     def loaded(self, state: Mapping[str, Any]) -> Memory:
-        """Load a `state_dict`, with this policy; KeyError, TypeError, AttributeError or ValueError."""
+        """Load a `state_dict`; KeyError, TypeError, AttributeError or ValueError if it is damaged."""
         windows = {str(name): AmaxWindow.from_list(values) for name, values in state["windows"].items()}
         partial = {str(n): nonnegative_number("partial", value) for n, value in state["partial"].items()}
         # Older states have no lost batches.
@@ -132,7 +132,7 @@ class Observations(NamedTuple):
 
     memory: Memory
     iteration: int = -1
-    attempt: int = 0  # number of the latest pass in it
+    attempt: int = 0  # number of the latest pass in the iteration
     # False: the batch must run again. The pass measured a component for the first time, with a scale more
     # than a margin too low; or a descendant was zero, and may not be with the next scale.
     calibrated: bool = True
@@ -140,7 +140,7 @@ class Observations(NamedTuple):
     # Provisional amaxes after an overflow; the next finite pass over the same batch replaces them.
     provisional: _Amaxes = _NONE
     began: FrozenSet[str] = frozenset()  # components where these overflows may have begun
-    lost_now: _Amaxes = _NONE  # of batches lost in it, and of overflows that no measurement explains
+    lost_now: _Amaxes = _NONE  # of batches lost in the iteration, and overflows that no measurement explains
     underflowed: FrozenSet[str] = frozenset()  # zero at the first measurement, although predecessors are not
     completes_entry: bool = False  # True if all slices have been measured for an entry of the windows
     informative: bool = False  # True if a batch had something to learn from
@@ -152,7 +152,7 @@ class Observations(NamedTuple):
         return self.memory.policy
 
     def unit_amaxes_of(self, names: Sequence[str]) -> List[Optional[float]]:
-        """Largest unit amaxes of components without provisional ones; None if unmeasured."""
+        """Largest known unit amax of each component, provisional ones not counted; None if there is none."""
         windows = self.memory.windows
         largest = [windows[name].amax if name in windows else None for name in names]
         lost_before = {name: one.unit_amax for name, one in self.memory.lost.items()}

@@ -60,7 +60,8 @@ class ScalePolicy:
         return ScaleState(global_scale("scale", scale), 0, self.hysteresis)
 
     def checked(self, state: ScaleState) -> ScaleState:
-        """Check a state's numbers; ValueError or TypeError if a policy cannot have made them."""
+        """Return a state with its scale as float; ValueError or TypeError if a number is out of range."""
+        # A scale out of [min_scale, max_scale] is in range: it may have been the first.
         nonnegative_integer("counter", state.counter)
         if not 1 <= integer("hysteresis_left", state.hysteresis_left) <= self.hysteresis:
             raise ValueError(f"hysteresis_left={state.hysteresis_left!r} must lie in [1, {self.hysteresis}]")

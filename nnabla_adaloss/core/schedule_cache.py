@@ -72,8 +72,7 @@ class ScheduleCache:
         return (iteration - self.cycle_start - self.cycle_start // self.iterations) % self.iterations
 
     def keep(self, schedule: ScaleSchedule, iteration: int) -> ScheduleCache:
-        """Store the schedule chosen in this iteration."""
-        # A choice for other loss weights joins the running cycle.
+        """Add a schedule as the latest: it joins the running cycle, or begins one in this iteration."""
         in_cycle = 0 <= iteration - self.cycle_start < self.iterations
         chosen = {**self.chosen}
         chosen.pop(schedule.loss_weights, None)  # the new one comes last

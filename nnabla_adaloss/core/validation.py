@@ -21,7 +21,7 @@ _Init = TypeVar("_Init", bound=Callable[..., None])
 
 
 def number(name: str, value: object) -> float:
-    """Convert to float; TypeError unless a real number, not boolean; ValueError for too large an integer."""
+    """Convert to float, also NaN; TypeError unless a real number, not boolean; ValueError if too large."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name}={value!r} must be a number, not {type(value).__name__}")
     try:
@@ -40,14 +40,14 @@ def integer(name: str, value: object) -> int:
 
 
 def limited(
-    convert: Callable[[str, object], _Number], accepts: Callable[[_Number], bool], demand: str
+    convert: Callable[[str, object], _Number], accepts: Callable[[_Number], bool], complaint: str
 ) -> Callable[[str, object], _Number]:
-    """Make a check that converts a value; ValueError with `demand` unless it `accepts` the result."""
+    """Make a check that converts a value; ValueError with `complaint` unless `accepts(result)`."""
 
     def check(name: str, value: object) -> _Number:
         result = convert(name, value)
         if not accepts(result):
-            raise ValueError(f"{name}={value!r} {demand}")
+            raise ValueError(f"{name}={value!r} {complaint}")
         return result
 
     return check
@@ -127,7 +127,7 @@ def scalar(value: Any) -> Any:
 
 
 def strings(name: str, value: Iterable[str], what: str) -> Tuple[str, ...]:
-    """Convert `value` to a tuple; TypeError unless it is a sequence of strings; `what` describes them."""
+    """Convert an iterable of strings to a tuple; TypeError for others, or one string; `what` names them."""
     if isinstance(value, str):
         raise TypeError(f"{name}={value!r} must be a sequence of {what}; write ({value!r},)")
     try:

@@ -67,7 +67,7 @@ class AdaptiveLossScaling:
         parameters: parameters by name, for layers whose parameters nnabla does not know by name; or a
             function that returns them, such as `solver.get_parameters`.
         history: the policy that derives scales from measurements; None for `HistoryPolicy()`.
-        forward_state: findings from other graphs about parameters that forward writes.
+        forward_state: undoes writes of forward to leaves; losses of a network share one. None for a new one.
         monitors: objects with some of the methods of `Monitor`.
         float_tail: in a half context, replace scalar functions at the loss, and functions with a constant
             that half precision cannot hold, by the same in float: in half `loss * 1e-8` is 0. Default True;
@@ -86,7 +86,7 @@ class AdaptiveLossScaling:
         variable: the wrapped loss Variable.
 
     Raises:
-        TypeError: `loss` or `config` is of another type.
+        TypeError: an argument is of another type.
         ValueError: `loss` needs no gradient or scales itself, or `config.dtype` is not that of its gradients.
 
     Example:
@@ -125,15 +125,15 @@ class AdaptiveLossScaling:
         instance_or_none("forward_state", forward_state, ForwardState)
         check_parameters("parameters", parameters)
         self.audience: Optional[Audience] = audience_of(monitors)
-        further = strings("non_homogeneous", non_homogeneous, "type names of functions")
+        non_homogeneous = strings("non_homogeneous", non_homogeneous, "type names of functions")
         self._storage: NativeStorage = getattr(loss, "emulated_storage", NativeStorage())
         self.loss, self.variable = loss, variable_of(loss)
-        # A Sink does not compute: its output is uninitialized memory, and no NaN in it counts.
+        # Only a Sink has this property. Its output is uninitialized memory, in which no NaN counts.
         self._is_sink = properties_of(self.variable.parent.info.type_name).keeps_gradients
         self._reader = TailReader(self.variable, float_tail=float_tail)
         # An emulation has usually just read it.
-        tail = self._reader.find(loss.graph if isinstance(loss, FormatEmulation) else None)
-        graph, in_float, _ = tail
+        known = loss.graph if isinstance(loss, FormatEmulation) else None
+        graph, in_float, not_replaced = self._reader.find(known)
         if any(properties_of(type_name).scales for type_name in {*graph.described.type_names}):
             raise ValueError(
                 "loss scales itself already, by nnabla_adaloss.loss_scaling with a tracker: "
@@ -155,10 +155,10 @@ class AdaptiveLossScaling:
         self._graph = GraphCache(
             self._reader,
             # After all checks: an error leaves the graph unchanged.
-            self._reader.move(*tail),
+            self._reader.move(graph, in_float, not_replaced),
             self.config,
             parameters,
-            further,
+            non_homogeneous,
             kernels=self.kernels,
             storage=self._storage,
             delayed=bool(self.delay),
@@ -324,7 +324,7 @@ class AdaptiveLossScaling:
 
         Call it when gradients that matter are not finite: those behind a mask do no harm.
         """
-        # All of them, in other topologies too, were chosen without what this overflow shows.
+        # Schedules of all topologies were chosen without knowledge of this overflow.
         self._graph.drop_schedules()
         report, schedules = self._result, self._graph.current().schedules
         if report is None or schedules.measures_nothing(report.schedule.given_scale):
@@ -361,7 +361,7 @@ class AdaptiveLossScaling:
 
     def after_update(self, step: Optional[Callable[[], Any]] = None) -> None:
         """End a good iteration: remember its measurements, run the solver's `step`, measure new weights."""
-        # Before `step`, at whose end the iteration counts: an interruption may follow at once.
+        # The memory is first: when `step` ends, the iteration counts, and may be interrupted at once.
         self.components = self.components.after_iteration(good=True)
         self.trained_on_infinite_loss = self._result is not None and self._result.loss_is_infinite
         if step is not None:
@@ -472,7 +472,7 @@ class AdaptiveLossScaling:
         if scale is not None:
             self._chooser.start_scale(scale)
         check_seed(self.variable, grad)
-        # Checked again after forward, in which nnabla updates the need for gradients.
+        # Forward updates the need for gradients, which is checked again.
         prepared = self._graph.current(wiring=not graph_unchanged, marks=True)
         if not prepared.plan.nodes:
             # `need_grad = False` was set inside the graph, which nnabla applies with the next forward.
@@ -544,11 +544,11 @@ class AdaptiveLossScaling:
 
 
 def _largest(prefix: str, messages: Sequence[Mapping[str, Sequence[float]]]) -> Dict[str, float]:
-    """Largest amax of all ranks under each name with a prefix, as if their batches were one."""
+    """Largest amax of all ranks by name, from the keys with this prefix, as if their batches were one."""
     amaxes: Dict[str, float] = {}
-    for sent, row in (item for message in messages for item in message.items()):
-        if sent.startswith(prefix):
-            name = sent[len(prefix) :]
+    for key, row in (item for message in messages for item in message.items()):
+        if key.startswith(prefix):
+            name = key[len(prefix) :]
             amaxes[name] = max(row[0], amaxes.get(name, row[0]))
     return amaxes
 

@@ -86,15 +86,15 @@ class Chooser:
         needs_all = rerun or unknown or not self.method_alphas.delay or seeded
         measure_all = needs_all and not in_use.measures_nothing(given_scale)
         # A schedule is kept for the next iterations if all layers were measured for it: with delay=1 in
-        # earlier iterations, exchanged between the ranks; with delay=0 in this batch, whose rerun it is.
+        # earlier iterations, exchanged between the ranks; with delay=0 in earlier passes over this batch.
         is_complete = rerun or not measure_all
         if self.method_alphas.delay:
             is_complete = not (measure_all or observations.measured_all)
-        # A pass that measures all has hooks anyway: merged components would save none. A complete schedule
-        # serves passes that need not have them, also without what an overflow of this batch has lowered.
+        # A pass that measures all has hooks anyway: merged components would save none. They save those of
+        # later passes, which use a complete schedule, or an equal one without provisional limits.
         split = measure_all and not is_complete
         schedule = self._choose(prepared, limits, policy, request, split=split)
-        # One that an overflow has lowered is for this batch only.
+        # A schedule with provisional limits, after an overflow, is for this batch only.
         kept = is_complete and not observations.provisional
         schedules = in_use.keep(schedule, iteration) if kept else in_use.drop()
         measured = prepared.everything if measure_all else prepared.slice(schedules, iteration, given_scale)
@@ -148,8 +148,8 @@ class Chooser:
         choice = merged and choose_merged(components, merged, limits, choice_of, self._spread / policy.margin)
         if choice is None:
             choice, merged = choice_of(components, limits), None
-        # Usually the last choice for these loss weights is equal, and used again: its steps are planned
-        # already. Not in a rerun, whose limits are new, nor if it has the nodes of another graph.
+        # Usually the last choice for these loss weights is equal, and used again, as its steps are planned.
+        # A rerun has new limits, and a rebuilt graph may have other nodes.
         last = None if request.rerun else prepared.schedules.last(loss_weights)
         if (
             last is not None

@@ -39,7 +39,7 @@ def find_fault(loss: LossLike, prepared: PreparedGraph, rewind: Callable[[], Non
     state = {graph.keys[position] for position in plan.state_leaves}
     # Those of them that the running function reads, if finite: where it leaves one nonfinite, it wrote that.
     finite_state: List[nn.Variable] = []
-    fault, run = "", 0  # and number of functions that have run
+    fault, run = "", 0  # run: number of functions that have run
 
     def before(f: Any) -> None:
         if run >= first and not fault:
@@ -69,7 +69,7 @@ def _first_nonfinite(loss: LossLike, prepared: PreparedGraph) -> Optional[int]:
 
     def measure(f: Any) -> None:
         variables = [v for v in f.inputs if v.parent is None and not v.data.clear_called] + f.outputs
-        # Kernels cannot read all arrays, such as float64 data on the host.
+        # Kernels cannot read float64 data on the host, nor arrays that were never written.
         unreadable = [v for v in variables if not is_readable(v.data)]
         if any(_count_nonfinite(v, kernels) for v in unreadable):
             faulty.append(len(tickets))

@@ -24,7 +24,7 @@ from .latest_statistics import LatestStatistics, StatisticsRequest
 from .prepared_graph import PreparedGraph
 from .saved_state import Saved, of_topology, read_topology, topology_state, without_schedule
 
-# Enough for both losses of an adversarial network, or recurrent networks of 16 lengths.
+# Number of remembered topologies, such as recurrent networks of 16 lengths.
 _REMEMBERED = 16
 
 
@@ -34,8 +34,8 @@ class Topology(NamedTuple):
     plan: GraphPlan  # with the shapes of its last graph
     schedules: ScheduleCache
     statistics: Sequence[Any]  # from `LatestStatistics.state`
-    # From `PreparedGraph.state_descriptions` of the last graph, for leaves without a name.
-    nameless_state: Mapping[int, str] = MappingProxyType({})
+    # From `PreparedGraph.state_descriptions` of the last graph, for leaves that a rebuilt graph replaces.
+    replaced_state: Mapping[int, str] = MappingProxyType({})
 
 
 class GraphCache:
@@ -62,7 +62,7 @@ class GraphCache:
         self._kernels, self._storage = kernels, storage
         adaptive = config.method.needs is not Needs.NOTHING
         self._options = PlanOptions(config.selection, adaptive, frozenset(non_homogeneous))
-        # From the parameter scope in which the loss is wrapped.
+        # Names in the parameter scope in which the loss is wrapped.
         self._names = registered_names()
         by_layer = not (isinstance(config.method, Fixed) and config.method.fixed_loss_scale == 1.0)
         iterations = config.iterations_per_measurement
@@ -85,7 +85,7 @@ class GraphCache:
 
     def current(self, *, wiring: bool = False, marks: bool = False) -> PreparedGraph:
         """The prepared graph; prepared again if it was rewired, or has other shapes or marks."""
-        # Checks are requested, as they take time.
+        # Callers request checks, which take time.
         present = self._present
         if (
             present is None
@@ -109,7 +109,7 @@ class GraphCache:
         # Leaf gradients are compared, and scratch arrays kept, across all graphs of the network.
         self.pool, self._others, self._waiting = previous.pool, previous._others, previous._waiting
         self._shared_gradients = previous._shared_gradients
-        # Prepared again at the next use, with `_previous` to compare with.
+        # The next use prepares the graph, and compares it with `_previous`.
         self._present, self._previous = None, previous._present or previous._previous
 
     def drop_schedules(self) -> None:
@@ -132,7 +132,7 @@ class GraphCache:
         """Descriptions of leaves that forward writes, by the key of their data, in all topologies."""
         descriptions = self.current().state_descriptions()
         for one in self._others:
-            descriptions.update(one.nameless_state)
+            descriptions.update(one.replaced_state)
         return descriptions
 
     def load_other_states(self, states: Sequence[Saved]) -> None:
@@ -184,8 +184,8 @@ class GraphCache:
     def _remember(self, previous: PreparedGraph) -> None:
         """Keep the state of the previous topology; forget the oldest one, if there are too many."""
         statistics = previous.statistics.state(previous.plan.measured)
-        nameless = previous.state_descriptions(named=False)
-        topology = Topology(previous.plan, previous.schedules, statistics, nameless)
+        replaced_state = previous.state_descriptions(kept=False)
+        topology = Topology(previous.plan, previous.schedules, statistics, replaced_state)
         others = (*self._others, topology)
         # 1: the topology that is being prepared. Saved ones that still wait for a graph are the oldest.
         waited = len(self._waiting)
@@ -197,11 +197,11 @@ class GraphCache:
         """Load the saved state, if any, of a topology with its first graph; drop it if it is damaged."""
         states = of_topology(prepared.plan, self._waiting) if self._waiting else []
         self._waiting = tuple([one for one in self._waiting if one not in states])
-        # Those of the previous topology, newer than the saved ones.
+        # Weights of the previous topology are newer than saved ones.
         weights = prepared.statistics.weights
         for one in states:
             with suppress(KeyError, TypeError, AttributeError, IndexError, ValueError):
-                # Checked as a whole, so that nothing is half loaded.
+                # Both are read before anything is loaded.
                 statistics, schedules = read_topology(one, prepared)
                 # Its saved cycle is past: all topologies take turns in the one that runs now.
                 prepared.schedules = schedules.moved_to_cycle(prepared.schedules.cycle_start)
@@ -224,9 +224,9 @@ class GraphCache:
         # Weights, by name, go from topology to topology; gradients and activations belong to one.
         weights = {} if previous is None else previous.statistics.weights
         if previous is not None and previous.kernels is not self._kernels:
-            # Another loss of the network, on another device.
+            # It belongs to another loss of the network, on another device.
             previous = None
-        # For gradients, also of one branch, and data; a GPU's table of results grows if a pass measures more.
+        # Rows for gradients, also of one branch, and data; a GPU's table grows if a pass measures more.
         rows = 3 * len(plan.gradients) + 64
         measurements = measurements_by(self._kernels, rows) if previous is None else previous.measurements
         request = self._request(plan)
@@ -256,8 +256,8 @@ class GraphCache:
         all_weights = is_used or self._storage.rounds
         return StatisticsRequest(
             gradients=outputs if is_used else frozenset(),
-            # Functions in half read copies in half, which end at 65504. Of a product of activations one is
-            # its weight; a recomputed one does not exist before backward, and reading it would mark it so.
+            # Functions in half read copies in half, which end at 65504. The weight of a product of two
+            # activations may be recomputed in backward: reading it earlier would mark it as computed.
             data=frozenset(
                 layer_input.weight
                 for node, layer_input in layer_inputs
@@ -276,7 +276,7 @@ class GraphCache:
             # Frozen parameters and data need no names.
             if names.keys() >= {graph.keys[position] for position in graph.needed}:
                 return names
-        # As they are registered now, which takes longer to read.
+        # Reading the names that are registered now takes longer.
         return graph.completed_names({**names_of(self._parameters), **self._names})
 
 
@@ -290,12 +290,12 @@ class SharedGradients:
 
     def find(self, graph: Graph, names: ParameterNames, context: nn.Context) -> Dict[int, int]:
         """Map positions of leaves to the first leaf, preferably a parameter, with the same gradient array."""
-        # Parameters first, in an order that graphs of one topology have in common.
+        # Parameters come first, in an order that all graphs of a topology have.
         positions = sorted(graph.needed, key=lambda p: (graph.keys[p] not in names, p))
         keys = [graph.keys[p] for p in positions]
         if keys != self._keys:
             leaves = [graph.leaves[p] for p in positions]
-            # All at once: freed memory is reused, so addresses of different moments cannot be compared.
+            # One call reads all: addresses of different moments cannot be compared, as memory is reused.
             places = places_of([leaf.grad for leaf in leaves], context)
             labels = [names.get(key, f"an input of shape {leaf.shape}") for key, leaf in zip(keys, leaves)]
             self._first = _first_at_same_place(places, labels)
@@ -305,7 +305,7 @@ class SharedGradients:
 
 def _first_at_same_place(places: Sequence[Tuple[int, int]], names: Sequence[str]) -> Dict[int, int]:
     """Map indices of arrays, given by begin and end in memory, to the first one at the same place."""
-    # Reversed, so that of several the first one stays; empty arrays share nothing.
+    # The order is reversed, so that of several the first one stays; empty arrays share nothing.
     first = {place: index for index, place in reversed([*enumerate(places)]) if place[0] < place[1]}
     ordered = sorted(first)
     for place, following in zip(ordered, ordered[1:]):

@@ -24,7 +24,7 @@ _GRAD = repeat("grad")
 
 
 class LeafList:
-    """Leaves that are unscaled once, from lazily zero masters, which a few calls process together.
+    """Leaves that are unscaled once, in a few calls for all; masters (own fp32 gradients) are lazily zero.
 
     nnabla writes to the masters, or, if `swapped`, to scratch arrays that replace them, as in half precision.
     """
@@ -35,7 +35,7 @@ class LeafList:
         self._variables = [leaf.variable for leaf in self._leaves]
         self._scales = [leaf.scale for leaf in self._leaves]
         self._swapped = swapped
-        # Kept from pass to pass, with its sizes.
+        # Reused from pass to pass, with its sizes.
         self._gradients = UnscalingList([], [])
         self._sizes: Sequence[int] = ()
 
@@ -82,17 +82,17 @@ class HooklessSteps:
     weights: SwappedWeights  # weights to be swapped for all of the pass
     leaves: Sequence[Contribution]  # leaves with a gradient, each with its first contribution
     # By number of a function: the next contributions to its leaves, if each is unscaled before the next.
-    following: Mapping[int, Sequence[Contribution]]
-    between: Mapping[int, Tuple[Rescale, ...]]  # rescales after a function, by its number
+    next_contributions: Mapping[int, Sequence[Contribution]]
+    rescales_after: Mapping[int, Tuple[Rescale, ...]]  # by number of a function
     _last_written: Optional[WrittenLeaves] = None  # of the last pass
 
     @cached_property
     def leaf_lists(self) -> Tuple[List[LeafList], List[Contribution]]:
         """Lists of leaves for passes whose masters are all lazily zero, and the leaves that fit in none."""
-        # Unscaled several times in a pass; nnabla sums all other contributions to a leaf, at one scale.
-        repeated = {later.leaf for contributions in self.following.values() for later in contributions}
-        # Places of leaves that nnabla may write in their masters, which stay float32; and of those that
-        # functions in half would make half, so that other arrays replace them, unless more refers to them.
+        # Leaves unscaled several times in a pass; of others nnabla sums all contributions, at one scale.
+        repeated = {later.leaf for following in self.next_contributions.values() for later in following}
+        # Places of leaves whose masters nnabla may write; and of those whose masters functions in half would
+        # convert, so that scratch arrays replace them, unless functions or other Variables refer to them.
         direct, swapped, one_by_one = [], [], []
         for place, first in enumerate(self.leaves):
             if first.leaf not in repeated and not first.half:
@@ -123,7 +123,7 @@ class HooklessSteps:
 def plan_steps(prepared: PreparedGraph, schedule: ScaleSchedule) -> Tuple[Optional[HooklessSteps], str]:
     """Plan the steps of a pass without hooks, with `"hookless"`; if it needs hooks, None, with the reason."""
     if any(prepared.plan.described.recomputed):
-        # That would read the scaled copies of weights.
+        # Recomputing would read the scaled copies of weights.
         return None, "activations are computed again in backward"
     nodes, steps = prepared.plan.nodes, schedule.steps
     by_weight: Dict[int, Tuple[LayerInput, float]] = {}
@@ -144,17 +144,18 @@ def plan_steps(prepared: PreparedGraph, schedule: ScaleSchedule) -> Tuple[Option
         if node.number in steps:
             for contribution in contributions_of(prepared, node, steps[node.number]):
                 by_leaf[contribution.leaf].append(contribution)
-    following: Dict[int, List[Contribution]] = {}
+    next_contributions: Dict[int, List[Contribution]] = {}
     for writers in [writers for writers in by_leaf.values() if len(writers) > 1]:
         # nnabla may sum exact contributions at one scale, which are then divided once. If one is rounded or
         # at another scale, each is divided before the next function writes.
         if not all(one.exact and one.scale == writers[0].scale for one in writers):
             for earlier, later in zip(writers, writers[1:]):
-                following.setdefault(earlier.function, []).append(later)
+                next_contributions.setdefault(earlier.function, []).append(later)
     # Rescaling before a function is rescaling after the previous one; before the first there is none.
-    between = {number: step.after for number, step in steps.items() if step.after}
+    rescales_after = {number: step.after for number, step in steps.items() if step.after}
     for previous, node in zip(nodes, nodes[1:]):
         if node.number in steps and steps[node.number].before:
-            between[previous.number] = between.get(previous.number, ()) + steps[node.number].before
+            before_next = steps[node.number].before
+            rescales_after[previous.number] = rescales_after.get(previous.number, ()) + before_next
     weights, leaves = SwappedWeights(prepared.graph, swapped), [writers[0] for writers in by_leaf.values()]
-    return HooklessSteps(weights, leaves, following, between), "hookless"
+    return HooklessSteps(weights, leaves, next_contributions, rescales_after), "hookless"

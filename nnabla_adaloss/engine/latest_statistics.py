@@ -73,11 +73,12 @@ class LatestStatistics:
         self._measurements, self._pool = measurements, pool
         self.request = request
         # Names of parameters, by position, except ambiguous ones.
-        counts = Counter(name for _, name in plan.described.kept.values())
-        self._names = {p: n for p, (_, n) in plan.described.kept.items() if n is not None and counts[n] == 1}
-        # By key: position of gradients; name of parameters, which other topologies read; else `~position`.
+        names = {position: name for position, (_, name) in plan.described.kept.items() if name is not None}
+        counts = Counter(names.values())
+        self._names = {position: name for position, name in names.items() if counts[name] == 1}
+        # Key of a gradient: its position. Of data: the name, valid in all topologies, or else `~position`.
         self._latest: Dict[_Key, ArrayStatistics] = {}
-        # Choices use the statistics at the start of the iteration, equal on all ranks.
+        # Choices use those at the start of the iteration, equal on all ranks; in a rerun the present ones.
         self._at_start = self._latest
         self._iteration = -1
         # Measurements of this pass, tickets or finished ones: of gradients, with their scales, and of data.
@@ -101,7 +102,7 @@ class LatestStatistics:
         self._pending = before._pending._replace(keys=keys)
 
     def begin(self, iteration: int, *, rerun: bool) -> None:
-        """Answer from the present statistics, in a new iteration or for a repeat."""
+        """Let choices use the present statistics, in a new iteration or a rerun."""
         if rerun or iteration != self._iteration:
             self._iteration, self._at_start = iteration, self._latest
 
@@ -236,7 +237,7 @@ class LatestStatistics:
         pending: Optional[Mapping[str, ArrayStatistics]] = None,
     ) -> None:
         """Replace all statistics; `weights` are newer, `pending` ones, if any, count after a pass."""
-        # Keys of data are ~position, which is negative.
+        # Keys of data are negative: ~position.
         latest = {self._key(~key) if key < 0 else key: one for key, one in statistics.items()}
         latest.update(weights)
         self._latest, self._at_start, self._iteration, self._new = latest, {}, -1, frozenset()
@@ -270,9 +271,9 @@ class LatestStatistics:
         """Adopt the `shared` statistics of all ranks, in their order, pooled as if their arrays were one."""
         self._latest, self._new = {**self._latest}, frozenset()
         # All ranks have the same weights: the last one wins, on each of them.
-        for sent, row in (item for message in messages for item in message.items()):
-            if sent.startswith(_WEIGHT):
-                self._latest[sent[len(_WEIGHT) :]] = ArrayStatistics._make(row)
+        for name, row in (item for message in messages for item in message.items()):
+            if name.startswith(_WEIGHT):
+                self._latest[name[len(_WEIGHT) :]] = ArrayStatistics._make(row)
         for name, key in self._exchanged.items():
             rows = (one.get(name) for one in messages)
             pooled = pool([ArrayStatistics._make(row) for row in rows if row is not None])

@@ -70,7 +70,7 @@ class WrittenGradient(NamedTuple):
     master: nn.NdArray  # the leaf's own gradient
     target: nn.NdArray  # array that nnabla writes
     total: nn.NdArray  # array that holds the former contents of the master
-    of_aliases: Tuple[nn.NdArray, ...]  # gradients of `contribution.aliases`
+    of_aliases: Tuple[nn.NdArray, ...]  # own gradients of `contribution.aliases`, views of one memory
 
     def put_back(self) -> None:
         """Restore the Variables' own gradient arrays, if `target` has replaced them."""

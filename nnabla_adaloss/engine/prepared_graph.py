@@ -202,15 +202,14 @@ class PreparedGraph:
                 self.kernels.scale_(array, factor)
                 self.storage.store_gradient(self.graph.keys[position], array)
 
-    def state_descriptions(self, *, named: bool = True) -> Dict[int, str]:
-        """Describe leaves that forward writes, by key of their data, such as running statistics.
-
-        Without `named`, those are left out that a graph built like this one has, too: parameters.
+    def state_descriptions(self, *, kept: bool = True) -> Dict[int, str]:
+        """Describe leaves that forward writes, by key of their data, for the error of a checkpoint that lacks
+        them; `kept=False`: without those that stay in a rebuilt graph, such as parameters.
         """
         plan, leaves = self.plan, self.graph.leaves
         descriptions: Dict[int, str] = {}
         for position, writer in plan.state_leaves.items():
-            if writer is not None and (named or position not in plan.described.kept):
+            if writer is not None and (kept or position not in plan.described.kept):
                 leaf = leaves[position]
                 text = f"{plan.labels[writer]} writes a Variable of shape {leaf.shape}"
                 descriptions[hash(leaf.data)] = text

@@ -132,6 +132,6 @@ def test_a_scale_that_float32_cannot_take_away_again_is_refused() -> None:
         ((8.0, 0, None), TypeError, "hysteresis_left=None must be an integer"),
     ],
 )
-def test_states_of_no_policy(state: Tuple[Any, Any, Any], error: type, message: str) -> None:
+def test_invalid_states_are_refused(state: Tuple[Any, Any, Any], error: type, message: str) -> None:
     with pytest.raises(error, match=f"^{message}"):
         ScalePolicy(hysteresis=2).checked(ScaleState(*state))

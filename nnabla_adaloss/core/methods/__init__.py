@@ -37,7 +37,7 @@ MethodLike = Union[MethodName, Method, Type[Method], Callable[..., float]]
 
 def resolve_method(method: MethodLike, config: Any = None) -> Method:
     """Find a method by name, class, value or function; fields of `config` are parameters of the same name."""
-    value: Any = _imported(method) if isinstance(method, str) else method
+    value: Any = _named(method) if isinstance(method, str) else method
     if isinstance(value, Method):
         return value
     if isinstance(value, type) and issubclass(value, Method):
@@ -56,8 +56,8 @@ def parameter_names(method: Union[Method, Type[Method]]) -> List[str]:
     return [field.name for field in fields(method)] if is_dataclass(method) else []
 
 
-def _imported(name: str) -> Any:
-    """Method of this name in `METHODS`, or any object named as `"package.module:name"`."""
+def _named(name: str) -> Any:
+    """Class of this name in `METHODS`, or any object named as `"package.module:name"`."""
     if name in METHODS:
         return METHODS[name]
     if ":" not in name:

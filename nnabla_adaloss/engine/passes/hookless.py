@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backward pass of most iterations: nnabla's own, without hooks.
+"""Backward pass of most iterations: nnabla's own, without hooks, except after single functions.
 
-A call follows a function only if gradients are multiplied after it, or if several functions add to one leaf
+A hook follows a function only if gradients are multiplied after it, or if several functions add to one leaf
 and their contributions are rounded, or have other scales than one power of two.
 """
 
@@ -52,17 +52,17 @@ class HooklessPass:
             # Noted before the swap: a signal may interrupt between any two lines.
             self._running.append((one, masters))
             one.begin(masters, self._prepared.pool)
-        between, following = self._steps.between, self._steps.following
-        if not (between or following):
+        rescales, contributions = self._steps.rescales_after, self._steps.next_contributions
+        if not (rescales or contributions):
             return (), ()
-        numbers = {hash(graph.functions[number]): number for number in (*between, *following)}
+        numbers = {hash(graph.functions[number]): number for number in (*rescales, *contributions)}
 
         def after(f: object) -> None:
             number = numbers.get(hash(f), -1)
-            if number in between:
-                self._prepared.rescale(between[number])
-            if number in following:
-                self._leaves.hand_on(following[number])
+            if number in rescales:
+                self._prepared.rescale(rescales[number])
+            if number in contributions:
+                self._leaves.hand_on(contributions[number])
 
         return (), (after,)
 
@@ -88,7 +88,7 @@ class HooklessPass:
             prepared.statistics.measure(scaled, measured.weights)
             kept = self._kept[:]
             self._release()
-            # As nnabla would have done.
+            # nnabla would have cleared them, too.
             for variable in kept if self._inputs.clear_buffer else ():
                 variable.grad.clear()
         written: List[Contribution] = []
