@@ -13,6 +13,7 @@ from ..graph.loss import LossLike
 from ..graph.plan import GraphPlan
 from ..kernels import Kernels, measurements_by
 from ..kernels.arrays import FLOAT16, FLOAT32, is_readable, stored_dtype
+from ..undo import ArraySnapshot
 from .prepared_graph import PreparedGraph
 
 # An epsilon below float16's range has no effect; the reciprocal of its smallest normal number is in range.
@@ -29,11 +30,15 @@ def find_fault(loss: LossLike, prepared: PreparedGraph, rewind: Callable[[], Non
     rewind()
     first = 0  # index, by time of execution, of the first function to examine
     if kernels.asynchronous:
-        # Examining the functions before it would wait for the device.
+        # Examining the functions before it would wait for the device. `rewind` needs a begun batch.
+        written = [graph.leaves[p] for p, writer in plan.state_leaves.items() if writer is not None]
+        snapshot = ArraySnapshot(kernels, written)
+        snapshot.save()
         nonfinite = _first_nonfinite(loss, prepared)
         if nonfinite is None:
             return ""
         first = nonfinite
+        snapshot.restore()
         rewind()
     # Leaves that forward may write, such as running statistics.
     state = {graph.keys[position] for position in plan.state_leaves}
@@ -60,10 +65,9 @@ def find_fault(loss: LossLike, prepared: PreparedGraph, rewind: Callable[[], Non
 
 def _first_nonfinite(loss: LossLike, prepared: PreparedGraph) -> Optional[int]:
     """Run forward; return the index, by time of execution, of the first function with a nonfinite array."""
-    # Measurements are fetched after forward, so that a GPU is waited for once.
-    # The engine's own measurements, such as of weights after an update, may be running.
-    kernels, functions = prepared.kernels, prepared.graph.functions
-    measurements = measurements_by(kernels, 4 * len(functions))
+    kernels = prepared.kernels
+    # They are fetched after forward, so that a GPU is waited for once; the engine's own may be running.
+    measurements = measurements_by(kernels, len(prepared.graph.variables))
     tickets: List[List[int]] = []  # of the arrays of each function
     faulty: List[int] = []
 

@@ -17,6 +17,11 @@ from nnabla_adaloss.kernels.cpu import CpuKernels
 ONES = np.ones(3, np.float32)
 
 
+@pytest.fixture(autouse=True, params=[False, True], ids=["host", "device"])
+def _asynchronous(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CpuKernels, "asynchronous", request.param)
+
+
 def test_faults_are_looked_for_in_the_graph_as_it_is_now() -> None:
     x = nn.Variable.from_numpy_array(-ONES, need_grad=True)
     h = x * 1.0
@@ -100,9 +105,8 @@ def test_forward_frees_arrays_that_it_no_longer_needs() -> None:
     assert behind.data.clear_called
 
 
-def test_a_gpu_is_asked_once_and_keeps_measurements_that_are_running(monkeypatch: Any) -> None:
+def test_a_gpu_is_asked_once_and_keeps_measurements_that_are_running() -> None:
     """As weights that were measured after an update, and that the next pass fetches."""
-    monkeypatch.setattr(CpuKernels, "asynchronous", True)
     scaling = AdaptiveLossScaling(network(np.inf))
     measurements = scaling._graph.current().measurements
     (ticket,) = measurements.measure([nn.get_parameters()["hidden/affine/W"].data])
