@@ -9,6 +9,7 @@ from typing import Any, List, Sequence
 import nnabla as nn
 
 from ..graph.functions import is_matrix_product
+from . import remedies
 from .network import NORMALIZATIONS, Network
 from .watching import Sight, largest
 
@@ -40,6 +41,11 @@ class Batches:
     def zero_factors(self, f: Any) -> List[nn.Variable]:
         """Inputs of zeros that a function multiplies by."""
         return [v for v in self.factors(f) if not self.largest(v)]
+
+    def is_disjoint(self, f: Any) -> bool:
+        """True for a product of 0 although neither factor is: a mask opens only places of zeros."""
+        is_zero = remedies.is_a(f, "Mul2") and not self.largest(f.outputs[0])
+        return is_zero and all(map(self.largest, f.inputs))
 
     def zero_origin(self, v: nn.Variable) -> nn.Variable:
         """Origin of zeros that are only repeated or reshaped."""

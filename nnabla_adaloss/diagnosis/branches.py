@@ -53,8 +53,8 @@ class Branches(Batches):
                 v = self.zero_origin(f.inputs[0])
                 is_filled = network.is_input(v) and hash(v) not in network.never_filled
                 if is_filled and not self.largest(v):
-                    why = "which is all 0 in every batch"
-                    yield Note(f"{node.label} learns nothing from {input_name(v)}, {why}.")
+                    how, _ = network.emptiness(v)
+                    yield Note(f"{node.label} learns nothing from {input_name(v)}, which {how}.")
 
     def blocked(self, layers: Iterable[Layer]) -> Iterator[Note]:
         """Note layers that a function hands no gradient on to, such as a minimum of its other input."""
@@ -85,10 +85,7 @@ class Branches(Batches):
         if zeros:
             remedy = remedies.ZEROS if network.is_input(zeros[0]) else remedies.WHY_ZERO
             return f", which multiplies by {network.called(zeros[0])}, all 0", remedy
-        # A product that is 0 although neither factor is: a mask opens only places that count for nothing.
-        products = (g for g in network.behind(map(hash, f.outputs)) if remedies.is_a(g, "Mul2"))
-        is_zero = (g for g in products if not self.largest(g.outputs[0]))
-        disjoint = next((g for g in is_zero if all(map(self.largest, g.inputs))), None)
+        disjoint = next(filter(self.is_disjoint, network.behind(map(hash, f.outputs))), None)
         if disjoint is not None:
             clause = f", and {network.name(disjoint)} multiplies the others by 0"
             return clause, remedies.CHECK_MASK_AND_LABELS

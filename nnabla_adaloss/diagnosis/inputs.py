@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import remedies
+from .batches import Batches
 from .causes import Note
 from .finite import SOFTMAX_OR_LOSS
 from .network import COMPARING, DIFFERENCES, Network
 from .target import Subject
-from .watching import Sight, largest
+from .watching import Sight
 
 # Function that returns the numbers of a reshaped input, whose first axis is that of batches; None for others.
 Fed = Callable[[nn.Variable], Optional[NDArray[Any]]]
@@ -51,10 +52,8 @@ def notes(examined: Subject, network: Network, sights: Sequence[Sight]) -> Itera
     if alike and alike[-1] == network.weighted[-1] and len(sights) > 1 and not (starts or chosen):
         end = f" on: in each batch, the rows that it reads differ by less than {_ALIKE:.1%}."
         yield Note("With these weights no layer can tell samples apart, from ", [network.name(alike[0])], end)
-    factored = (f for f in functions if f.info.type_name == "Mul2")
-    for f in (f for f in factored if f.outputs[0].size > 1 and not f.outputs[0].need_grad):
-        *factors, product = (largest(s.data.get(hash(v)) for s in sights) for v in (*f.inputs, *f.outputs))
-        if all(factors) and not product:
+    for f in filter(Batches(network, sights).is_disjoint, functions):
+        if f.outputs[0].size > 1 and not f.outputs[0].need_grad:
             yield Note("", [network.name(f)], f" makes 0 of other numbers: {remedies.CHECK_MASK}.")
     for f in (f for f in functions if f.info.type_name.endswith(COMPARING)):
         seen = [s.gradients.get(hash(f.outputs[0])) for s in sights]
