@@ -114,7 +114,7 @@ def components_of(
         scaled = {one.input for one in layer_inputs}
         passed_on = [position for position in node.inputs if position not in scaled]
         if node.separates:
-            # Inputs at one scale, to which the output is brought, so that none of them has to be multiplied.
+            # All inputs have one scale, to which the output is brought, so that none of them is multiplied.
             groups += [node.outputs, passed_on]
         else:
             groups.append([*node.outputs, *passed_on])
@@ -133,7 +133,7 @@ def merge_components(
     """Merge components that only hooks could split; `swappable` weights can be swapped for a whole pass."""
     groups: List[Sequence[int]] = [[index] for index in range(len(components.names))]
     outputs: Dict[int, List[int]] = defaultdict(list)  # by weight, of all layers that read it
-    inputs: Dict[int, List[int]] = defaultdict(list)  # by weight, those that these layers scale
+    inputs: Dict[int, List[int]] = defaultdict(list)  # by weight, of the inputs that they scale
     contributions: Dict[int, List[int]] = defaultdict(list)  # by leaf
     for node in nodes:
         output = components.of[node.outputs[0]]

@@ -33,11 +33,6 @@ def with_newest(history: History, iteration: int, g: ArrayStatistics, config: Ad
     return (*older, (iteration, g))[-(config.method.window or 1) :]
 
 
-def scaled_history(history: History, scale: float) -> Tuple[ArrayStatistics, ...]:
-    """Gradients of a history, multiplied by `scale`."""
-    return tuple(g.scaled(scale) for _, g in history)
-
-
 def unbounded_alpha(config: AdaLossConfig, layer: str, g: Any, W: Any, range: Range, fan_in: float) -> float:
     """Compute an alpha by the method, before it is `bounded`; ValueError unless it is positive and finite."""
     result: Any = config.method.scale(g, W, range=range, fan_in=fan_in)
@@ -74,7 +69,7 @@ class AlphaBounds(NamedTuple):
     highest: float  # the largest that keeps the scaled copy in range
     least_for_bits: float = 0.0  # the smallest that keeps nearly all bits of it
     least_for_few_bits: float = 0.0  # the smallest that keeps a few bits of its largest element
-    beyond_floor: float = 1.0  # factor of lowering scales beyond their floors for these few
+    beyond_floor: float = 1.0  # factor by which scales may fall below their floors for these few
 
     def intersection(self, other: AlphaBounds) -> AlphaBounds:
         """Stricter ones of both bounds."""

@@ -11,8 +11,8 @@ from .choose import within_float32
 from .components import Components, MergedComponents, NodeStructure
 from .layer_record import Reason
 
-# Largest ratio of the scales of a float32 scalar and of its component, at whose scale even 16 bits hold it.
-# So far away float32 holds it, too, and so it does the factor between two such scales, above and below.
+# Largest ratio between the scales of a float32 scalar and of its component, at whose scale 16 bits hold it.
+# At this distance float32 holds it, too, and the factor between two such scales.
 _FLOAT_FACTOR = 2.0**60
 
 

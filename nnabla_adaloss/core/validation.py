@@ -154,20 +154,14 @@ def explains_keywords(instead: Mapping[str, str]) -> Callable[[_Init], _Init]:
     def decorated(init: _Init) -> _Init:
         parameters = [*inspect.signature(init).parameters.values()][1:]
         names = [one.name for one in parameters if one.kind is not one.VAR_POSITIONAL]
-        by_lower_case = {name.lower(): name for name in names}
+        by_lower = {name.lower(): name for name in names}
 
         @wraps(init)
         def checked(self: Any, *args: Any, **kwargs: Any) -> None:
-            for name in kwargs:
-                if name not in names:
-                    close = get_close_matches(name.lower(), by_lower_case, n=1)
-                    if name in instead:
-                        advice = instead[name]
-                    elif close:
-                        advice = f"did you mean {by_lower_case[close[0]]}=?"
-                    else:
-                        advice = f"it takes {', '.join(names)}"
-                    raise TypeError(f"{type(self).__name__} has no argument {name}; {advice}")
+            for name in (name for name in kwargs if name not in names):
+                close = get_close_matches(name.lower(), by_lower, n=1)
+                advice = f"did you mean {by_lower[close[0]]}=?" if close else f"it takes {', '.join(names)}"
+                raise TypeError(f"{type(self).__name__} has no argument {name}; {instead.get(name, advice)}")
             init(self, *args, **kwargs)
 
         return cast(_Init, checked)

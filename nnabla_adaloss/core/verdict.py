@@ -66,7 +66,7 @@ class Facts(NamedTuple):
     loss_finite: bool = True
     forward_is_suspect: bool = False  # True if a value in forward is known not to be finite
     lost_recently: bool = False  # True if scales are still low because of an earlier lost batch
-    fits: Optional[bool] = None  # True if it is finite with scales from its own gradients
+    fits: Optional[bool] = None  # True if the batch is finite with scales from its own gradients
     lowered: Optional[bool] = None  # True if a scale could be lowered
     fault: Optional[str] = None  # first function of forward that is not finite, in words; empty: none
     fits_smallest: Optional[bool] = None  # True if gradients are finite at the smallest scale
@@ -78,7 +78,7 @@ def judge(facts: Facts, rules: Rules) -> PassVerdict:
     if not facts.overflowed:
         return PassVerdict.GOOD if facts.calibrated or last or rules.update_lost else PassVerdict.RERUN
     may_repeat = rules.repeat and not last
-    # It may be finite with scales of its own: tried before it is lost, or if the loss is not finite.
+    # Before a batch is lost, or if its loss is not finite, scales of its own are tried.
     if facts.can_measure_more and facts.fits is None and not (may_repeat and facts.loss_finite):
         return PassVerdict.MEASURE
     if rules.update_lost:
@@ -89,7 +89,7 @@ def judge(facts: Facts, rules: Rules) -> PassVerdict:
     # Scales from earlier batches were too high; those from its own measurements will do.
     if facts.fits:
         return again_or_lost
-    # The fault may lie in forward: searched for if that is suspect, or before the batch is lost.
+    # A fault in forward is searched for if that is suspect, or before the batch is lost.
     if facts.fault is None and (facts.forward_is_suspect or not may_repeat):
         return PassVerdict.CHECK_FORWARD
     if not facts.loss_finite:

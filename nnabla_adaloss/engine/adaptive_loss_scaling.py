@@ -46,18 +46,17 @@ from .saved_state import load_state, state_of
 # Code of the method that divides by the scale; a derived updater may have one of its own that does not.
 _CODE_THAT_DIVIDES = DynamicLossScalingUpdater.update.__code__
 
-# Keys of messages between ranks. `_ENDS`: two flags, 1 if this rank must choose scales again, and if an entry
-# of its windows is complete. The others are prefixes of names of components, with their amaxes in this
-# iteration, and in lost batches.
+# Keys of messages between ranks: of the flags `choose_again` and `completes_entry`; and prefixes of names of
+# components, with their amaxes in this iteration, and in lost batches.
 _ENDS, _COMPONENT, _LOST = "ends", "component ", "lost "
 
 
 class AdaptiveLossScaling:
     """Runs backward with one loss scale per layer (Zhao et al. 2019, arXiv 1910.12385, algorithm 1).
 
-    The graph stays unchanged. After backward every parameter gradient is unscaled, in fp32, and added to its
-    former contents; gradients of inputs and of variables that stay readable (persistent, or
-    `clear_buffer=False`) are unscaled too.
+    Apart from `float_tail` the graph stays unchanged. After backward every parameter gradient is unscaled, in
+    fp32, and added to its former contents; gradients of inputs and of variables that stay readable
+    (persistent, or `clear_buffer=False`) are unscaled too.
 
     Args:
         loss: the loss Variable, or a wrapper such as `FormatEmulation`.
@@ -69,9 +68,8 @@ class AdaptiveLossScaling:
         history: the policy that derives scales from measurements; None for `HistoryPolicy()`.
         forward_state: undoes writes of forward to leaves; losses of a network share one. None for a new one.
         monitors: objects with some of the methods of `Monitor`.
-        float_tail: in a half context, replace scalar functions at the loss, and functions with a constant
-            that half precision cannot hold, by the same in float: in half `loss * 1e-8` is 0. Default True;
-            False leaves the graph unchanged.
+        float_tail: in a half context, move scalar functions at the loss, and functions with a constant that
+            half cannot hold (`loss * 1e-8` is 0), to float. Default True; False leaves the graph unchanged.
 
     Attributes:
         audience: the monitors; None for none.

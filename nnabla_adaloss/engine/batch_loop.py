@@ -120,7 +120,7 @@ class BatchLoop(NamedTuple):
         """Collect facts about the last pass over a batch, in which gradients overflowed."""
         scaling = self.scaling
         loss_finite = bool(np.isfinite(scaling.variable.d).all())
-        # A loss that is always infinite, such as a sum beyond the format, does not tell bad data.
+        # A loss that is always infinite, such as a sum beyond the format, is no sign of bad data.
         is_usual = scaling.trained_on_infinite_loss and not np.isnan(scaling.variable.d).any()
         return Facts(
             repeats,
@@ -148,7 +148,7 @@ class BatchLoop(NamedTuple):
         scaling.probe(self.smallest_scale)
         finite = scaling.kernels.gradients_are_finite(self.parameters())
         if finite:
-            # Most have underflowed at this scale, but would pass for gradients of a good batch. The nonfinite
-            # ones come back, by which all ranks see that the batch must run again, or is lost.
+            # Most of these have underflowed, but would pass for gradients of a good batch. The nonfinite ones
+            # come back, by which all ranks see that the batch must run again, or is lost.
             snapshot.restore()
         return finite

@@ -98,9 +98,8 @@ def _fault(f: Any, prepared: PreparedGraph, finite_state: Sequence[nn.Variable])
             rounded = storage.data.get(hash(v))
             stored = storage.data_format(hash(v), v.size)
             if rounded is None or stored is None or not rounded.overflowed:
-                return (
-                    f"computes {_count(bad)} from finite inputs{_where(v)}{_ADVICE.get(f.info.type_name, '')}"
-                )
+                advice = _ADVICE.get(f.info.type_name, "")
+                return f"computes {_count(bad)} from finite inputs{_where(v)}{advice}"
             numbers = "1 number" if rounded.overflowed == 1 else f"{rounded.overflowed} numbers"
             return f"computes {numbers} beyond {stored.name}, which ends at {stored.max:g}{_where(v)}"
     for v in finite_state:

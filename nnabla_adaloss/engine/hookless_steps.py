@@ -145,7 +145,7 @@ def plan_steps(prepared: PreparedGraph, schedule: ScaleSchedule) -> Tuple[Option
             for contribution in contributions_of(prepared, node, steps[node.number]):
                 by_leaf[contribution.leaf].append(contribution)
     next_contributions: Dict[int, List[Contribution]] = {}
-    for writers in [writers for writers in by_leaf.values() if len(writers) > 1]:
+    for writers in by_leaf.values():
         # nnabla may sum exact contributions at one scale, which are then divided once. If one is rounded or
         # at another scale, each is divided before the next function writes.
         if not all(one.exact and one.scale == writers[0].scale for one in writers):

@@ -35,7 +35,7 @@ class LayerWatch:
             node, layer_input = plan.layer_inputs[layer]
             output, chosen = node.outputs[0], decision.chosen
             loss_weight = schedule.loss_weight_of(output)
-            # Statistics of now did not lead to scales that were chosen before.
+            # Scales that were chosen earlier do not follow from the present statistics.
             g = statistics.gradient(output) if chosen else None
             self._records[layer] = LayerRecord(
                 iteration=iteration,
@@ -61,7 +61,7 @@ class LayerWatch:
 
     def finish(self) -> None:
         """Report the layers of a finished pass, unless reported one by one."""
-        # Monitors that look at arrays have had each layer's from `ran`, before nnabla freed them.
+        # Monitors that look at arrays got each layer from `ran`, before nnabla freed its arrays.
         for record in () if self.looks else self._records.values():
             self._audience.tell(LayerScaled(record, LayerLook()))
 
@@ -77,8 +77,7 @@ class LayerWatch:
         }
 
         def read(name: str) -> Optional[GradientSeen]:
-            # Of gradient, weight or input, properties of `LayerLook`. The gradient of a layer is that of
-            # its input, which alpha scales.
+            # `name`: a property of `LayerLook`. The gradient of a layer is its input's, which alpha scales.
             array = named["input_gradient" if name == "gradient" else name]
             if array.clear_called or not is_readable(array):
                 return None

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ..core.choose import MethodAlpha
 from ..core.components import NodeStructure
 from ..core.config import AdaLossConfig
-from ..core.layer_alpha import History, bounded, scaled_history, unbounded_alpha, with_newest
+from ..core.layer_alpha import History, bounded, unbounded_alpha, with_newest
 from ..core.layer_record import Reason
 from ..core.methods import Needs
 from ..core.statistics import ArrayStatistics
@@ -99,7 +99,7 @@ class MethodAlphas:
             return g.scaled(scale * loss_weight), w
         history = with_newest(self._histories.get(layer, ()), iteration, g, self._config)
         self._histories = {**self._histories, layer: history}
-        return scaled_history(history, scale * loss_weight), w
+        return tuple(one.scaled(scale * loss_weight) for _, one in history), w
 
     def state_dict(self) -> Dict[str, List[Any]]:
         """Histories by layer, as plain numbers and lists, for `loaded`."""

@@ -45,7 +45,7 @@ class PassReport:
     graph: Graph
     measurements: PassMeasurements
     leaves: Sequence[Contribution]  # contributions whose gradients were written
-    largest: Sequence[float]  # of each, divided by its scale; infinity if it is not finite
+    largest: Sequence[float]  # magnitude of each, divided by its scale; infinity if it is not finite
     found_inf: Sequence[str]
     kind: str
     state_finite: bool
@@ -166,7 +166,7 @@ class FinishedPass(NamedTuple):
         contributions = zip(self.written.contributions, self.results.largest)
         nonfinite_leaves = {one.leaf for one, amax in contributions if amax == math.inf}
         leaf_components, finite = self._components_of_leaves(nonfinite_leaves)
-        # If all were measured as they arrived, the others overflowed when raised to the next one's scale.
+        # If all were measured as they arrived, the others overflowed when raised to their successor's scale.
         raised = overflowed - arrived if measured_all else frozenset()
         first = first_overflow(plan, schedule.components, nonfinite, leaf_components, raised)
         functions = [
@@ -198,7 +198,7 @@ class FinishedPass(NamedTuple):
                     component = written.component(leaf, node.number)
                     parts.append((node.number, component, leaf in nonfinite_leaves))
         finite = {index for _, index, is_nonfinite in parts if not is_nonfinite}
-        # Reversed, so that of several leaves the first one stays.
+        # The order is reversed, so that of several leaves the first one stays.
         nonfinite = {function: index for function, index, is_nonfinite in reversed(parts) if is_nonfinite}
         return nonfinite, finite
 
@@ -206,14 +206,14 @@ class FinishedPass(NamedTuple):
 def first_overflow(
     plan: GraphPlan,
     components: Components,
-    nonfinite: AbstractSet[int],  # positions of gradients that are not
+    nonfinite: AbstractSet[int],  # positions of gradients that are not finite
     leaf_components: Mapping[int, int],  # component of a function's nonfinite leaf, by its number
     raised: AbstractSet[int] = frozenset(),  # overflowed when raised to the scale of the successor
 ) -> Optional[int]:
     """The first component, in backward order, that was not finite."""
     for node in plan.nodes:
         if not nonfinite.isdisjoint(node.outputs):
-            # Raised by this function, between two components: the scale of its input's was too high.
+            # This function raised it to the scale of its input's gradient, which was too high.
             if len(node.outputs) == 1 and node.separates and node.inputs and node.outputs[0] in raised:
                 return components.of[node.inputs[0]]
             return components.of[node.outputs[0]]
@@ -226,7 +226,7 @@ def suspected_predecessors(
     components: Components, overflowed: int, finite: AbstractSet[int]
 ) -> FrozenSet[int]:
     """Predecessors that may have passed the overflow on, as no `finite` gradient of theirs was measured."""
-    # Towards the loss, up to finite components, and to scalars: these overflow later than successors do.
+    # The search ends at finite components, and at scalars, which overflow later than successors do.
     suspected: Set[int] = set()
     waiting = [overflowed]
     while waiting:

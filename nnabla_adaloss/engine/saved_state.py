@@ -54,7 +54,7 @@ def state_of(
 
 
 def topology_state(plan: GraphPlan, statistics: Sequence[Any], schedules: ScheduleCache) -> Dict[str, Any]:
-    """Part of a state that belongs to one topology, which `of_topology` finds by the first two."""
+    """Part of a state that belongs to one topology, which `of_topology` finds by its first two entries."""
     return {
         "network": fingerprint(plan),
         "wiring": _wiring(plan),
@@ -91,7 +91,7 @@ def load_state(
             statistics, schedules = read_topology(one, prepared)
         # The cycle of measuring is that of the last graph, of whatever topology.
         schedules = schedules.moved_to_cycle(integer("since", state["schedule"]["since"]))
-        # Older states have them only in topologies.
+        # Older states have weights only in topologies.
         weights, pending = (
             {str(name): ArrayStatistics.loaded(one) for name, one in state.get(kind, {}).items()}
             for kind in ("weights", "pending")
@@ -197,7 +197,7 @@ def _wiring(plan: GraphPlan) -> int:
 
 def _check_network(plan: GraphPlan, topologies: Sequence[Saved]) -> None:
     """Raise ValueError unless `plan`, in none of these topologies, may be another one of their network."""
-    # They must have functions that read leaves in common, and in the last topology none with other shapes.
+    # Both need common functions that read leaves, of which the last topology has none with other shapes.
     ours, last = fingerprint(plan), topologies[-1]["network"]
     saved = {line for one in topologies for line in one["network"]}
     # Type and name of each function that reads leaves, by its line.

@@ -70,7 +70,7 @@ def _divided(positions: Sequence[int], sizes: Sequence[int], count: int) -> List
     used = _used(sum(sizes[position] for position in positions), count)
     lists: List[List[int]] = [[] for _ in range(used)]
     filled = [0] * used  # elements in each list
-    # The largest first, each into the list with the fewest elements; empty arrays count 1, to be spread, too.
+    # Larger arrays go first, each into the list with the fewest elements; empty ones count 1, to be spread.
     for position in sorted(positions, key=lambda p: (-sizes[p], p)):
         smallest = filled.index(min(filled))
         lists[smallest].append(position)

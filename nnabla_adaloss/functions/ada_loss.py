@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.config import AdaLossConfig
-from ..core.layer_alpha import History, bounded, largest_alpha, scaled_history, unbounded_alpha, with_newest
+from ..core.layer_alpha import History, bounded, largest_alpha, unbounded_alpha, with_newest
 from ..core.layer_record import LayerRecord, Reason
 from ..core.methods import Needs, overflow_limit
 from ..core.power_of_two import clamp_scale, floor_power_of_two
@@ -163,7 +163,7 @@ class AdaLoss:
                 elif needs is Needs.HISTORY and g_statistics is not None:
                     newest = g_statistics.scaled(1.0 / previous_scale)
                     state = state._replace(history=with_newest(state.history, iteration, newest, config))
-                    inputs = scaled_history(state.history, previous_scale), weight_statistics
+                    inputs = tuple(g.scaled(previous_scale) for _, g in state.history), weight_statistics
                 unbounded = unbounded_alpha(config, layer, *inputs, config.range, fan_in)
                 state = state._replace(computed_at=iteration, unbounded=unbounded)
             # The overflow guard, from these statistics if both are known, else from the last ones.

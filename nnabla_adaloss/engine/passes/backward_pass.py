@@ -48,7 +48,7 @@ def run_pass(
         return report
     except BaseException:
         running.restore()
-        # Its results belong to no report: fetched, so that the next pass begins without pending measurements.
+        # Fetching results that belong to no report lets the next pass begin without pending measurements.
         statistics.finish(schedule.loss_weight_of)
         raise
 
@@ -56,15 +56,12 @@ def run_pass(
 def _steps_for(
     prepared: PreparedGraph, decision: Decision, inputs: PassInputs, watch: Optional[LayerWatch]
 ) -> Tuple[Optional[HooklessSteps], str]:
-    """Plan the steps of the next pass, or take those of equal scales; return them with the pass's kind.
-
-    If it needs hooks, there are no steps, and the kind is the reason.
-    """
+    """Find the steps of a pass and its kind; if it needs hooks, None and the reason, as its kind."""
     if decision.measure_all:
         return None, "measuring"
     if not (watch is inputs.callbacks is inputs.pre_hook is inputs.post_hook is None):
         return None, "single functions are watched"
-    # By scales, which determine them: a new schedule usually has the scales of an old one.
+    # Scales determine the steps: a new schedule usually has those of an old one.
     scales = tuple(decision.schedule.component_scales)
     if scales not in prepared.steps:
         # Forget the steps of schedules that are not in use any more.

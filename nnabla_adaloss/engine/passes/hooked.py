@@ -78,7 +78,7 @@ class HookedPass:
                 "was rewired. These gradients are not valid; the next backward will be"
             )
         if self._measured:
-            # Before `step.before` multiplies it: an overflow there would hide how large it was.
+            # Gradients are measured before `step.before`, where an overflow would hide how large they were.
             arriving = schedule.arriving
             arrived = [(p, arriving[p]) for p in node.outputs if p in self._measured]
             if arrived:

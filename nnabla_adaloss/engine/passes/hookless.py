@@ -81,7 +81,7 @@ class HooklessPass:
     def end(self) -> WrittenLeaves:
         """Restore weights, measure, unscale gradients of leaves; return the leaves that were written."""
         prepared, measured, scales = self._prepared, self._slice, self._schedule.scales
-        # First, because the weights themselves are measured, not their copies.
+        # The weights themselves are measured, not their copies.
         self._weights.restore()
         if measured is not None:
             scaled = [(p, scales[p]) for p in measured.gradients if p in scales]
