@@ -90,7 +90,7 @@ class ArrayStatistics(NamedTuple):
         return ArrayStatistics(count, *scaled, zeros, nonfinite)
 
 
-def pool(parts: Sequence[ArrayStatistics]) -> Optional[ArrayStatistics]:
+def combine(parts: Sequence[ArrayStatistics]) -> Optional[ArrayStatistics]:
     """Combine the statistics of several arrays; None for no arrays."""
     if not parts:
         return None

@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Op
 
 import nnabla as nn
 
-from ..core.statistics import ArrayStatistics, pool
+from ..core.statistics import ArrayStatistics, combine
 from ..emulation.rounded_storage import NativeStorage
 from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
@@ -80,7 +80,7 @@ class LatestStatistics:
         self._latest: Dict[_Key, ArrayStatistics] = {}
         # Choices use those at the start of the iteration, equal on all ranks; in a rerun the present ones.
         self._at_start = self._latest
-        self._iteration = -1
+        self._iteration = -1  # of the last `begin`
         # Measurements of this pass, tickets or finished ones: of gradients, with their scales, and of data.
         self._running: Dict[int, Tuple[Union[int, ArrayStatistics], float]] = {}
         self._data: Dict[_Key, Union[int, ArrayStatistics]] = {}
@@ -268,7 +268,7 @@ class LatestStatistics:
         return message
 
     def adopt(self, messages: Sequence[Mapping[str, Sequence[float]]]) -> None:
-        """Adopt the `shared` statistics of all ranks, in their order, pooled as if their arrays were one."""
+        """Adopt the `shared` statistics of all ranks, in order, combined as if their arrays were one."""
         self._latest, self._new = {**self._latest}, frozenset()
         # All ranks have the same weights: the last one wins, on each of them.
         for name, row in (item for message in messages for item in message.items()):
@@ -276,6 +276,6 @@ class LatestStatistics:
                 self._latest[name[len(_WEIGHT) :]] = ArrayStatistics._make(row)
         for name, key in self._exchanged.items():
             rows = (one.get(name) for one in messages)
-            pooled = pool([ArrayStatistics._make(row) for row in rows if row is not None])
-            if pooled is not None:
-                self._latest[key] = pooled
+            combined = combine([ArrayStatistics._make(row) for row in rows if row is not None])
+            if combined is not None:
+                self._latest[key] = combined

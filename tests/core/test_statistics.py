@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from nnabla_adaloss import ArrayStatistics
-from nnabla_adaloss.core.statistics import pool, statistics_of
+from nnabla_adaloss.core.statistics import combine, statistics_of
 
 
 def test_statistics_of_specials() -> None:
@@ -79,9 +79,9 @@ parts_of_an_array = st.lists(arrays(np.float32, st.integers(0, 8), elements=valu
 @example([np.zeros(3, np.float32), np.float32([-0.5, 4.0])])
 @given(parts_of_an_array)
 def test_they_are_those_of_one_array(parts: List[np.ndarray]) -> None:
-    pooled, whole = pool([statistics_of(part) for part in parts]), statistics_of(np.concatenate(parts))
+    pooled, whole = combine([statistics_of(part) for part in parts]), statistics_of(np.concatenate(parts))
     assert pooled is not None
-    assert pool([]) is None
+    assert combine([]) is None
     assert pooled._replace(sum=0.0, sum_of_squares=0.0) == whole._replace(sum=0.0, sum_of_squares=0.0)
     # Rounded in another order.
     magnitudes = math.fsum(abs(float(x)) for part in parts for x in part if np.isfinite(x))

@@ -11,7 +11,7 @@ import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
 
-from nnabla_adaloss.core.statistics import ArrayStatistics, pool, statistics_of
+from nnabla_adaloss.core.statistics import ArrayStatistics, combine, statistics_of
 from nnabla_adaloss.emulation.rounded_storage import NativeStorage
 from nnabla_adaloss.engine.latest_statistics import LatestStatistics, StatisticsRequest
 from nnabla_adaloss.graph.graph import Graph
@@ -266,7 +266,7 @@ def test_statistics_of_all_ranks_are_those_of_one_array() -> None:
     told = [rank.source.shared() for rank in ranks]
 
     def pooled(columns: int, *values: float) -> Any:
-        return pool([statistics_of(np.full((4, columns), value)) for value in values])
+        return combine([statistics_of(np.full((4, columns), value)) for value in values])
 
     for rank, alone, values in zip(ranks, "ac", ((0.25, 1.0), (1.0, 8.0))):
         before = rank.known(product("b"))
