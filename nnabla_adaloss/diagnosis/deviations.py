@@ -142,7 +142,8 @@ class Deviations(Operands):
                 origins.append((f, f.outputs[0]))
         if not origins:
             # An error too small to follow from the loss: the first function that multiplies it.
-            for f in (f for f in network.graph.functions if hash(f) in behind):
+            met = set(map(hash, network.walk(map(network.function, behind))))
+            for f in (f for f in network.graph.functions if hash(f) in met):
                 error = max(map(error_of, f.outputs))
                 if error > 0.1 and all(8.0 * error_of(v) < error for v in f.inputs):
                     return self._begins(f, f.outputs[0])

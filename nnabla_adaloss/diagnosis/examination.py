@@ -269,6 +269,10 @@ class _Examination:
             if lost and not causes:
                 end = f" with any scale: in {self._storage} it is too small beside that of others."
                 yield Note("Many units lose their gradient in ", lost, end)
+            coarse = [n.name for n in layers if n.is_judged and n.stored.bits > 8 and n.floor > COARSE / 2.0]
+            if coarse and not causes:
+                changed = (Deviations(self._network, one).changed(coarse) for one in self._as_stored)
+                yield from (Note(str(cause)) for cause in [*filter(None, changed)][:1])
             found = [note for one in self._as_stored for note in Deviations(self._network, one).notes()]
             yield from {tuple(note.names): note for note in found}.values()
             yield from Deviations(self._network, self._as_stored[0]).nearly_overflowing()

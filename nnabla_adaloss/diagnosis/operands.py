@@ -166,7 +166,8 @@ class Operands:
         start = zeros[-1] if zeros else min(range(len(steps)), key=lambda i: steps[i].before)
         for g, before, after in reversed(steps[start:]):
             for what, name, added in self._addends(g):
-                if 2.0 * abs(added) > after > 2.0 * before:
+                is_last = steps[-1].before < GROWN * after  # nothing behind it makes numbers far larger
+                if is_last and 2.0 * abs(added) > after > 2.0 * before:
                     remedy = remedies.SMALLER_BIAS if name else remedies.SMALLER_CONSTANT
                     return Growth(f"; {what}{name} reaches {added:.3g}", (name,) * bool(name), remedy)
         growth, first = self.growth(steps[start:], "numbers"), steps[0].function

@@ -1371,3 +1371,14 @@ def test_an_expert_that_no_sample_has_chosen_is_noted() -> None:
     assert not diagnosis.verdict.causes
     (note,) = diagnosis.numbers.notes
     assert str(note).startswith("No gradient gets to expert2/affine in 2 batches: none passes")
+
+
+def test_a_function_that_makes_gradients_coarse_is_noted() -> None:
+    """Their error is no fault yet; the carrier of a synthesizer is a sine of large phases."""
+    x, t = inputs()
+    y = affine(hidden(x), 16, "head") * F.sin(500.0 * x)
+    diagnosis = diagnose(F.mean((y - F.sin(x)) ** 2), feeder=feeder(x, t))
+    assert not diagnosis.verdict.causes
+    assert "Errors of gradients reach" in diagnosis.verdict.line
+    (note,) = diagnosis.numbers.notes
+    assert "Sin: it computes numbers that come out with an error of" in str(note)

@@ -2878,3 +2878,14 @@ def density_of_a_squashed_action(mended: bool) -> Built:
         return -F.mean(F.log(1.0 - F.tanh(u) ** 2 + 1e-6))
 
     return network(hidden, loss)
+
+
+@trouble("overflow", "head/affine/Mul2#2", "the product with", remedy=remedies.SMALLER)
+def momentum_in_large_units(mended: bool) -> Built:
+    """The constant in 1 + y is not what makes it large."""
+
+    def loss(y: nn.Variable, t: nn.Variable) -> nn.Variable:
+        velocity = (1.0 + 0.2 * F.tanh(y)) * (1.0 if mended else 340.0)
+        return F.mean(F.log((1.0 + 0.1 * F.sigmoid(y)) * velocity * velocity + 0.5))
+
+    return network(lambda x: affine(hidden(x), 4, "head"), loss)
