@@ -43,11 +43,14 @@ class Branches(Batches):
         return largest(s.gradients.get(hash(v)) for s in self._sights) > 0.0
 
     def blank_inputs(self) -> Iterator[Note]:
-        """Note layers that learn nothing from an input, as it is all 0."""
+        """Note layers that learn nothing from an input, as it is all 0, or has no numbers below 0."""
         network = self._network
         for key, node in network.nodes.items():
             weights = [p for p in node.leaves if network.graph.leaves[p].ndim > 1]
             arriving = self.gradient(node.outputs)
+            if node.type_name == "PReLU" and node.leaves and arriving and not self.gradient(node.leaves):
+                what = "reads no numbers below 0 in these batches, so that its slope learns nothing"
+                yield Note(f"{node.label} {what}: leave out a ReLU before it.")
             if weights and arriving and not self.gradient(weights):
                 f = network.function(key)
                 v = self.zero_origin(f.inputs[0])

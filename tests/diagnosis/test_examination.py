@@ -1382,3 +1382,10 @@ def test_a_function_that_makes_gradients_coarse_is_noted() -> None:
     assert "Errors of gradients reach" in diagnosis.verdict.line
     (note,) = diagnosis.numbers.notes
     assert "Sin: it computes numbers that come out with an error of" in str(note)
+
+
+def test_a_slope_for_numbers_below_0_behind_a_relu_is_noted() -> None:
+    x, t = inputs()
+    loss = classes(PF.prelu(F.relu(affine(x, 16, "fc1")), name="slope"), t)
+    (note,) = diagnose(loss, feeder=feeder(x, t)).numbers.notes
+    assert str(note).startswith("slope/prelu reads no numbers below 0")
