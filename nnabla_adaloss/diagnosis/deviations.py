@@ -37,8 +37,8 @@ class Deviations(Operands):
         if not growth.clause or max(times) ** 2 > math.prod(times):
             return None
         what = f"its gradient reaches {size:.1e}, beyond {stored.name}, which ends at {stored.max:g}"
-        what += growth.clause
-        return Cause("exploding_gradient", name, what, growth.remedy, False, (), growth.parameters, True)
+        what, remedy = what + growth.clause, growth.remedy or remedies.SMALLER
+        return Cause("exploding_gradient", name, what, remedy, False, (), growth.parameters, True)
 
     def notes(self) -> Iterator[Note]:
         """Note a number that only fp32 keeps finite, states that absorb sums, and lost inputs."""
@@ -80,7 +80,9 @@ class Deviations(Operands):
         for f, v in sorted(large, key=lambda one: self.amax(one[1]))[-1:]:
             stored, size, growth = network.format(v), self.amax(v), self.grown(f)
             # A few doublings are left. Raw data and masks do not grow in training.
-            grows = growth.remedy != remedies.NORMALISE_DATA and max(f.inputs, key=self.amax).need_grad
+            sums = (g for g, _, _ in self.steps(f) if remedies.is_a(g, "Add2", "Sub2", "Where"))
+            is_masked = not all(max(g.inputs, key=self.amax).need_grad for g in sums)
+            grows = growth.remedy != remedies.NORMALISE_DATA and not is_masked
             if grows and 0.25 * stored.max < size <= stored.max:
                 begin = f"Numbers reach {size:.3g}, where {stored.name} ends at {stored.max:g}, in "
                 yield Note(begin, [network.name(f)], f"{growth.clause}: {remedies.ROOM}.")

@@ -303,6 +303,9 @@ class Ends(Batches):
             growth = Operands(network, self._sights[0]).grown(first)
             is_shifted = growth.remedy in remedies.SHIFTS
             if first is f:
+                if not is_shifted:
+                    growth = Operands(network, self._sights[0]).shifted(f.inputs[0])
+                    is_shifted = bool(growth.clause)
                 clause = growth.clause if is_shifted else f", as it reads {self._around(f)}"
                 remedy = f"{growth.remedy}, or use F.leaky_relu" if is_shifted else remedies.DEAD
                 return cause("dead_relu", what + clause, remedy)

@@ -134,6 +134,7 @@ class _Examination:
         self._in_fp32: List[Sight] = []
         self._as_stored: List[Sight] = []
         self._losses: List[Tuple[float, float]] = []
+        self._refused_formats: List[str] = []  # in which nnabla raises, such as for an index beyond a table
         # Names of functions with different results in each pass; keys of gradients that differ likewise.
         self._random: List[str] = []
         self._unsteady: Set[int] = set()
@@ -254,6 +255,9 @@ class _Examination:
     def _notes(self, tried: bool, layers: Sequence[LayerNumbers], causes: Sequence[Cause]) -> Iterator[Note]:
         """Describe all that is no cause, unless a cause says it; `tried`: no cause ended the examination."""
         if tried:
+            if self._refused_formats:
+                what = "nnabla raises an error with numbers that are rounded to "
+                yield Note(what, self._refused_formats, ", which is not tried.")
             yield from inputs.notes(self._examined, self._network, self._in_fp32)
             if not any(cause.kind == "saturated" for cause in causes):
                 yield from self._ends.saturated_gates()
@@ -330,10 +334,10 @@ class _Examination:
                 try:
                     one.compare(index, in_fp32)
                 except RuntimeError:
-                    # Such as an index that another format rounds beyond its table.
                     if name == self._storage:
                         raise
                     del tried[name]
+                    self._refused_formats.append(name)
         self._noise.end(self._in_fp32)
         self._unsteady = unsteady.differing(REPEATED)
         # Variables with a gradient only by places at which derivatives jump.

@@ -185,6 +185,16 @@ class Operands:
             return Growth(clause, self.network.parameters([largest]), remedies.SMALLER_START)
         return growth
 
+    def shifted(self, v: nn.Variable) -> Growth:
+        """Bias or constant that most of the mean of a variable's numbers comes from."""
+        seen = self.in_fp32.data.get(hash(v))
+        mean = seen.sum / seen.count if seen and seen.count else 0.0
+        for what, name, added in self._addends(v.parent) if v.parent is not None else ():
+            if 0.5 * abs(mean) < abs(added) < 2.0 * abs(mean) and added * mean > 0.0:
+                remedy = remedies.SMALLER_BIAS if name else remedies.SMALLER_CONSTANT
+                return Growth(f"; {what}{name} reaches {added:.3g}", (name,) * bool(name), remedy)
+        return Growth()
+
     def shrunk(self, f: Any) -> Growth:
         """Operand that shrinks numbers up to `f`, from the largest ones on; none for a leaf."""
         steps = self.steps(f)

@@ -82,6 +82,10 @@ CHECK_SLICES = "check the slices behind it"
 NO_UNIT = "unless other batches reach them, check what reads them, or leave them out"
 UNCUT = "use the variable itself there: no unlinking, and need_grad=True"
 CUT_COPY = "set need_grad=False on a copy by F.identity, for the reader that shall pass no gradient on"
+STRAIGHT = (
+    "a straight-through estimator stops it there on purpose: train them by a loss of their own, such as "
+    "F.mean(F.squared_error(codes, F.unlink(x)))"
+)
 FORWARD = "link it, or run forward of it in the feeder"
 OTHERS = "the graph has other parameters: give the solver those that it was built with"
 NOT_DERIVED = "a derivative by nn.grad may be a constant: that of a ReLU by its input, taken twice, is 0"
@@ -128,6 +132,7 @@ HELD = "use a larger constant, such as 2**-14"
 _OR_LOG = "; for a softmax or sigmoid, use F.log_softmax or F.sigmoid_cross_entropy"
 _LOG_OF_TANH = "log(1 - F.tanh(x) ** 2) is 2 * (log(2) - x - F.softplus(-2 * x))"
 LOG_OF_DIFFERENCE = f"compute it from the scores: log(1 - F.sigmoid(x)) is -F.softplus(x), and {_LOG_OF_TANH}"
+ONE_MINUS_EXP = "with t = F.tanh(x / 2), 1 - F.exp(-x) is 2 * t / (1 + t), which is exact for small x"
 ARCTANGENT = "keep its two inputs from being 0 together, such as by adding 2**-14 to the second"
 SOFTPLUS = "use F.softplus, which is exact for large numbers"
 CHOOSE_BEFORE = "choose before it, not after: F.log(F.where(condition, x, one))"
@@ -192,6 +197,8 @@ def of(f: Any, known: str = "", *, too_large: bool = False) -> str:
         behind = {h.info.type_name for g in sums for h in _readers(g)}
         if not behind.isdisjoint(("Div2", "Log")):
             return SOFTMAX if "Div2" in behind else LOG_SOFTMAX
+        if not f.inputs[0].need_grad:
+            return EXP_OF_LESS
         if known in ("", EXPLODING) and any(is_a(g, "Mul2") for g in _readers(f)):
             return BOUND_FACTOR
     if kind == "BatchMatmul" and any(abs(factor) < 1.0 for factor in _factors(f)):
@@ -228,6 +235,8 @@ def held(f: Any) -> str:
 
 def of_difference(f: Any) -> str:
     """Remedy for a difference that is far smaller than its operands."""
+    if is_a(f, "RSubScalar") and is_a(origin(f.inputs[0]), "Exp"):
+        return ONE_MINUS_EXP
     remedy = of(f) if is_a(f, "Sub2") else DIFFERENCE
     return LOG_OF_DIFFERENCE if remedy == DIFFERENCE and any(is_a(g, "Log") for g in _readers(f)) else remedy
 

@@ -164,6 +164,15 @@ def _is_step(f: Any) -> bool:
     return bool(f.info.args.get("only_index") or f.info.type_name.startswith(_STEPS))
 
 
+def _is_straight_through(network: Network, v: nn.Variable) -> bool:
+    """True for a difference of a choice and its input that is added to the input: x + stopped(chosen - x)."""
+    difference = v.parent.inputs[0].parent if remedies.is_a(v.parent, "Unlink") else v.parent
+    if not remedies.is_a(difference, "Sub2"):
+        return False
+    added = (w for f in network.readers[hash(v)] if remedies.is_a(f, "Add2") for w in f.inputs)
+    return not {hash(w.data) for w in difference.inputs}.isdisjoint(hash(w.data) for w in added)
+
+
 def _is_disabled(f: Any) -> bool:
     """True if outputs have need_grad=False although an input needs a gradient."""
     return any(v.need_grad for v in f.inputs) and not any(v.need_grad for v in f.outputs)
@@ -203,6 +212,9 @@ def _cut(network: Network, missed: Mapping[str, int]) -> Optional[Tuple[str, str
                 g, how = g.inputs[0].parent or g, "is unlinked"
             is_shared = any(hash(f) in network.reached for f in network.readers[hash(v)][1:])
             cut = network.name(g), how, remedies.CUT_COPY if is_shared else remedies.UNCUT
+            if _is_straight_through(network, v):
+                target = target or (*cut[:2], remedies.STRAIGHT)
+                continue
             if not all(remedies.is_a(f, *DIFFERENCES) for f in network.readers[hash(v)]):
                 return cut
             target = target or cut  # of a loss, perhaps on purpose, if a step ends another way

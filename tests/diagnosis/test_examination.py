@@ -1389,3 +1389,25 @@ def test_a_slope_for_numbers_below_0_behind_a_relu_is_noted() -> None:
     loss = classes(PF.prelu(F.relu(affine(x, 16, "fc1")), name="slope"), t)
     (note,) = diagnose(loss, feeder=feeder(x, t)).numbers.notes
     assert str(note).startswith("slope/prelu reads no numbers below 0")
+
+
+def test_a_format_in_which_nnabla_raises_is_left_out_with_a_note() -> None:
+    """The last of 300 places is 300 in bfloat16."""
+    (x, t), to = inputs(), nn.Variable((32, 1))
+    y = affine(hidden(x), 4, "head")
+    received = F.scatter_add(F.constant(0.0, (300, 4)), F.broadcast(to, y.shape), y, axis=0)
+    fed = feeder(x, t, lambda: setattr(to, "d", np.arange(268, 300)[:, None]))
+    diagnosis = diagnose(F.mean((received - 0.5) ** 2), feeder=fed)
+    assert "bfloat16" not in diagnosis.verdict.formats
+    assert any("rounded to bfloat16" in str(note) for note in diagnosis.numbers.notes)
+
+
+def test_a_straight_through_estimator_stops_the_gradient_on_purpose() -> None:
+    """What its codes lack is a loss of their own."""
+    x, t = inputs()
+    h, book = hidden(x), nn.parameter.get_parameter_or_create("book", (5, 16), I.NormalInitializer(0.5))
+    index = F.min(F.affine(h, F.transpose(book, (1, 0))), axis=1, only_index=True).apply(need_grad=False)
+    codes = F.embed(index, book)
+    loss = classes(h + F.unlink(codes - h), t) + F.mean(F.squared_error(h, F.unlink(codes)))
+    (cause,) = diagnose(updater_of(loss, feeder(x, t), S.Adam()), batches=2).verdict.causes
+    assert (cause.parameters, cause.remedy) == (("book",), remedies.STRAIGHT)

@@ -2889,3 +2889,40 @@ def momentum_in_large_units(mended: bool) -> Built:
         return F.mean(F.log((1.0 + 0.1 * F.sigmoid(y)) * velocity * velocity + 0.5))
 
     return network(lambda x: affine(hidden(x), 4, "head"), loss)
+
+
+@trouble(
+    "dead_relu",
+    "head/affine/ReLU",
+    "the bias head/affine/b reaches -4.6",
+    remedy=OR_LEAKY(remedies.SMALLER_BIAS),
+)
+def scores_behind_a_relu_with_a_prior(mended: bool) -> Built:
+    """The prior of a rare class is a bias far below 0; numbers before it are not much smaller."""
+
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        y = affine(4.0 * h, 1, "head", 0.1, 0.0 if mended else -4.6)
+        return F.mean((F.relu(y) - 0.1 * t) ** 2)
+
+    return network(hidden, loss)
+
+
+@trouble(
+    "precision", "head/affine/RSubScalar", "the difference of numbers up to 1", remedy=remedies.ONE_MINUS_EXP
+)
+def absorption_of_thin_layers(mended: bool) -> Built:
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        depth = F.softplus(affine(h, 4, "head")) * (0.1 if mended else 3e-5)
+        return F.mean(F.log((1.0 - F.exp(-depth)) / (0.1 if mended else 3e-5) + 0.1) ** 2)
+
+    return network(hidden, loss)
+
+
+@trouble("exploding_gradient", "scale/affine/Exp", "the product with", remedy=remedies.SMALLER, fatal=False)
+def gradient_of_a_factor_beside_large_numbers(mended: bool) -> Built:
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        factor = F.exp(affine(h, 4, "scale", 0.1, 0.0 if mended else -9.0))
+        large = F.constant(1.0 if mended else 60.0, factor.shape)
+        return F.sum(F.sin(factor * large * large * large))
+
+    return network(hidden, loss)
