@@ -55,7 +55,7 @@ def bounded(alpha: float, previous_scale: float, config: AdaLossConfig) -> Tuple
         upper, reason = config.scale_upper_bound, Reason.SCALE_BOUND
     if upper < 1.0:
         upper = 1.0
-    return (alpha, Reason.METHOD) if alpha < upper else (upper, reason)
+    return (alpha, Reason.METHOD) if alpha <= upper else (upper, reason)
 
 
 def largest_alpha(weight_amax: float, u_max: float) -> float:

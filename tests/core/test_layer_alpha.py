@@ -38,6 +38,8 @@ def test_bounds_hold_but_never_turn_alpha_below_one(
     [
         (8.0, 8.0, (8.0, Reason.METHOD)),
         (20.0, 8.0, (16.0, Reason.SCALE_BOUND)),
+        (16.0, 8.0, (16.0, Reason.METHOD)),
+        (8.0, 128.0, (8.0, Reason.METHOD)),
         (20.0, 128.0, (8.0, Reason.ACCUMULATED_BOUND)),
         (2.0, 1e6, (1.0, Reason.ACCUMULATED_BOUND)),
         (1.0, 1e6, (1.0, Reason.METHOD)),
