@@ -61,17 +61,17 @@ class ScaleLimits(NamedTuple):
     underflowed: AbstractSet[int] = frozenset()  # measured as zero, although predecessors are not
     equalize: bool = True  # True if successive components may share a scale
     bounds: Mapping[int, AlphaBounds] = {}  # bounds of alphas, by position of the weight
-    # Scale of a component below which its gradients lose bits; missing: not lowered for a weight.
+    # Scale of a component below which its gradients lose bits; without one, no weight lowers the scale.
     floors: Mapping[int, float] = {}
 
     def with_s0(self, components: Components, s0: float) -> ScaleLimits:
-        """Limit the scale of each component at the loss to a given S0, divided by its loss weight."""
+        """Limit scales at the loss: that of each component to a given S0 divided by its loss weight."""
         limits = list(self.limits)
         for index in components.at_loss:
             weight, limit = self.loss_weights[index], limits[index]
             if weight:
                 limits[index] = min(within_float32(s0 / weight), math.inf if limit is None else limit)
-        # A given scale is not lowered further to keep the bits of a weight.
+        # Without floors these scales are not lowered to keep the bits of weights: a given S0 stays.
         floors = {i: floor for i, floor in self.floors.items() if i not in components.at_loss}
         return self._replace(limits=limits, floors=floors)
 
@@ -92,7 +92,7 @@ class ScaleLimits(NamedTuple):
         return within_float32(scale)
 
     def merged(self, merged_of: Sequence[int]) -> ScaleLimits:
-        """Limits of merged components, the strictest of their parts; `merged_of`: index by that of a part."""
+        """Limits of merged components, the strictest of their parts; `merged_of`: their index, by part."""
 
         def combined(
             pick: Callable[[float, float], float], of_parts: Iterable[Tuple[int, Optional[float]]]
@@ -164,7 +164,7 @@ def choose(
         # Alpha that the method requests.
         alpha, reason = math.inf, Reason.SCALE_LIMIT
         if layer is not None and method_alpha is not None:
-            # A root scale above the start scale compensates a small loss: methods' bounds do not count it.
+            # A root scale above the start scale compensates a small loss: bounds do not count the excess.
             uncompensated = min(scale_before, start.start_scale * alpha_products[predecessor])
             alpha, reason = method_alpha(layer, scale_before, uncompensated)
         # Scale that this edge gives its successor.
@@ -315,13 +315,12 @@ def _keep_weights_in_range(
 def _keep_bits_of_weights(
     components: Components, edges: Sequence[Edge], scales: List[float], limits: ScaleLimits
 ) -> None:
-    """Lower the scales before layers until each alpha is so large that the copy alpha * W keeps its bits, or
-    a scale is as low as its floor, where gradients begin to lose theirs.
+    """Lower scales before layers until the copies alpha * W keep their bits: down to the floors, where
+    gradients begin to lose theirs, or below for a copy's last few bits; not if even these would be lost.
     """
-    # From the leaves on, as a lower scale may require lower predecessors; scales only decrease, so it ends.
-    edges = [
-        e for e in reversed(edges) if e.predecessor in limits.floors and e.predecessor != components.root
-    ]
+    # From the end of backward: lower scales may require lower predecessors; they only decrease, so it ends.
+    may_be_lowered = limits.floors.keys() - {components.root}
+    edges = [e for e in reversed(edges) if e.predecessor in may_be_lowered]
     lowered = True
     while lowered:
         lowered = False
@@ -339,10 +338,10 @@ def _keep_bits_of_weights(
             gradients_keep_bits = limits.floors[edge.predecessor]
             alpha, lowest = bounds.least_for_bits, max(gradients_keep_bits, in_range)
             if scale_after < lowest * bounds.least_for_few_bits:
-                # The copy would keep no bit: gradients give up some of theirs for a few.
+                # The copy would keep fewer than a few bits: for these, gradients give up some of theirs.
                 alpha = bounds.least_for_few_bits
                 lowest = max(gradients_keep_bits / bounds.beyond_floor, in_range)
-            # To the scale from which `alpha` leads to `scale_after`, or to the lowest if the copy has bits.
+            # The lower scale is the one from which `alpha` leads to `scale_after`, but not below `lowest`.
             factor = floor_power_of_two(scale_before / max(lowest, scale_after / alpha))
             if factor > 1.0 and scale_after >= lowest * bounds.least_for_few_bits:
                 scales[edge.predecessor], lowered = scale_before / factor, True

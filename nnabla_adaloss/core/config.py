@@ -159,8 +159,8 @@ class AdaLossConfig:
         return replace(self, loss_scale_method="amax_history") if self.loss_scale_method is None else self
 
     def for_storage(self, precision: Optional[Precision]) -> AdaLossConfig:
-        """Fill in `dtype` from a storage, or float16 if that is unknown (None); ValueError if it differs."""
-        # Formats that differ only in what becomes of larger numbers have one range.
+        """Fill in `dtype` from a storage, float16 for None (unknown); ValueError if a given one differs."""
+        # Saturating or not, a format has one range. A user's Format may bear the name of one of `FORMATS`.
         stored = FLOAT16 if precision is None else precision.stored_gradients.saturating(False)
         if self.dtype is None:
             dtype: Any = stored.name if FORMATS.get(stored.name) == stored else stored

@@ -16,11 +16,11 @@ from .methods import Range
 from .power_of_two import floor_power_of_two
 from .statistics import ArrayStatistics
 
-# Factors as shares of a format's exponents, of which at most as many count as float16 has.
+# Factors are 2 to a share of a format's number of exponents, of which no more count than float16 has.
 _EXPONENTS = 30.0
-_ENOUGH = 0.27  # of a scaled weight's amax above the smallest normal number: 2**8 in float16
-_SPARE = 0.4  # of lowering scales for that at most: 2**12 in float16
-_FURTHER = 0.27  # of lowering them further if the weight would lose nearly all its bits: 2**8 in float16
+_ENOUGH = 0.27  # amax over the smallest normal number at which a weight keeps its bits: 2**8 in float16
+_SPARE = 0.4  # largest factor by which scales are lowered for that: 2**12 in float16
+_FURTHER = 0.27  # further factor if the weight would lose nearly all its bits: 2**8 in float16
 _FEWEST_BITS = 4  # a scaled weight with fewer is not worth lowering scales
 
 History = Tuple[Tuple[int, ArrayStatistics], ...]
@@ -46,7 +46,7 @@ def unbounded_alpha(config: AdaLossConfig, layer: str, g: Any, W: Any, range: Ra
 
 
 def bounded(alpha: float, previous_scale: float, config: AdaLossConfig) -> Tuple[float, Reason]:
-    """Bound a layer's alpha from above, but not below 1; `previous_scale`: that of its output gradient."""
+    """Bound alpha from above, at 1 or more; `previous_scale`: S, or the part of it that `config` bounds."""
     if not config.use_bound or alpha <= 1.0:
         return alpha, Reason.METHOD
     # Comparisons instead of min and max, which are several times slower: this runs per layer and iteration.
@@ -72,7 +72,7 @@ class AlphaBounds(NamedTuple):
     beyond_floor: float = 1.0  # factor by which scales may fall below their floors for these few
 
     def intersection(self, other: AlphaBounds) -> AlphaBounds:
-        """Stricter ones of both bounds."""
+        """Bounds that satisfy both; `beyond_floor` is the larger one."""
         highest, *others = zip(self, other)
         return AlphaBounds(min(highest), *map(max, others))
 

@@ -12,7 +12,7 @@ from .components import Components, MergedComponents, NodeStructure
 from .layer_record import Reason
 
 # Largest ratio between the scales of a float32 scalar and of its component, at whose scale 16 bits hold it.
-# At this distance float32 holds it, too, and the factor between two such scales.
+# float32 still holds the scalar then, and the factor between two such scalars of equally scaled components.
 _FLOAT_FACTOR = 2.0**60
 
 
@@ -54,8 +54,9 @@ class ScaleSchedule:
 
     @cached_property
     def loss_scale(self) -> float:
-        """S0 as users see it: as given; if measured, the scale of the first gradient that is not a scalar."""
+        """Reported S0: the root's scale; if measured, that of the first active component after scalars."""
         if self.given_scale is None:
+            # A scalar root has the largest scale that its format allows, whatever the network.
             scalars, at_loss = self.components.scalar_components, self.components.at_loss
             for edge in self.components.edges:
                 leaves_scalars = edge.predecessor in at_loss and edge.successor not in scalars

@@ -25,12 +25,13 @@ _ADVICE = {
 
 
 def find_fault(loss: LossLike, prepared: PreparedGraph, rewind: Callable[[], None]) -> str:
-    """Run forward; describe its first function that is not finite, if any; `rewind` undoes a forward."""
+    """Run forward, which `rewind` undoes; describe the first function with a nonfinite array, else ""."""
     graph, plan, kernels = prepared.graph, prepared.plan, prepared.kernels
     rewind()
     first = 0  # index, by time of execution, of the first function to examine
     if kernels.asynchronous:
-        # Examining the functions before it would wait for the device. `rewind` needs a begun batch.
+        # Each examination waits for the device: a first forward, with one wait, finds where they must begin.
+        # Outside a batch `rewind` restores nothing: the snapshot does.
         written = [graph.leaves[p] for p, writer in plan.state_leaves.items() if writer is not None]
         snapshot = ArraySnapshot(kernels, written)
         snapshot.save()
@@ -42,7 +43,7 @@ def find_fault(loss: LossLike, prepared: PreparedGraph, rewind: Callable[[], Non
         rewind()
     # Leaves that forward may write, such as running statistics.
     state = {graph.keys[position] for position in plan.state_leaves}
-    # Those of them that the running function reads, if finite: where it leaves one nonfinite, it wrote that.
+    # Those that the running function reads, if finite: if one is nonfinite afterwards, it wrote that one.
     finite_state: List[nn.Variable] = []
     fault, run = "", 0  # run: number of functions that have run
 
@@ -66,7 +67,7 @@ def find_fault(loss: LossLike, prepared: PreparedGraph, rewind: Callable[[], Non
 def _first_nonfinite(loss: LossLike, prepared: PreparedGraph) -> Optional[int]:
     """Run forward; return the index, by time of execution, of the first function with a nonfinite array."""
     kernels = prepared.kernels
-    # They are fetched after forward, so that a GPU is waited for once; the engine's own may be running.
+    # These are not the engine's, which may be running. A single fetch after forward waits once for a GPU.
     measurements = measurements_by(kernels, len(prepared.graph.variables))
     tickets: List[List[int]] = []  # of the arrays of each function
     faulty: List[int] = []

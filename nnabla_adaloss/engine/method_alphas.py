@@ -67,7 +67,7 @@ class MethodAlphas:
         # given S0 may be too large, and alphas may be less than 1.
         lowest = 1.0 if s0_measured else 0.0
 
-        # The uncompensated scale has no factor that makes up for a small loss weight: bounds do not count it.
+        # `uncompensated` lacks the factor that makes up for a small loss weight, which bounds do not count.
         def method_alpha(layer: str, scale: float, uncompensated: float) -> Tuple[float, Reason]:
             node, layer_input = prepared.plan.layer_inputs[layer]
             loss_weight = loss_weights[prepared.components.of[node.outputs[0]]]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Report of a backward pass: magnitudes of components, and the origin of an overflow."""
+"""Report of a backward pass: magnitudes of components, and where an overflow showed."""
 
 from __future__ import annotations
 
@@ -149,25 +149,25 @@ class FinishedPass(NamedTuple):
         return amaxes
 
     def _overflow(self) -> Tuple[Sequence[str], Optional[int], AbstractSet[int]]:
-        """Functions whose gradients are not finite, the component where that began, and further suspects."""
+        """Functions with nonfinite gradients, the first component where that showed, suspects before it."""
         plan, keys, storage = self.prepared.plan, self.prepared.graph.keys, self.prepared.storage
         schedule, measured_all, rounded = self.decision.schedule, self.decision.measure_all, storage.gradients
-        arrived = {position for position, (statistics, _) in self.gradients.items() if statistics.nonfinite}
+        measured_nonfinite = {p for p, (statistics, _) in self.gradients.items() if statistics.nonfinite}
         leaf_overflowed = math.inf in self.results.largest
         # A gradient that overflows in storage makes that of some leaf nonfinite: without one, nothing has to
         # be read. A pass that measures all is rare, and examines them anyway.
         overflowed: Set[int] = set()
-        if measured_all or arrived or leaf_overflowed:
+        if measured_all or measured_nonfinite or leaf_overflowed:
             scaled = (p for p in schedule.scales if keys[p] in rounded)
             overflowed = {p for p in scaled if rounded[keys[p]].statistics.nonfinite}.difference(plan.leaves)
-        if not (arrived or leaf_overflowed or overflowed):
+        if not (measured_nonfinite or leaf_overflowed or overflowed):
             return (), None, frozenset()
-        nonfinite = arrived | overflowed
+        nonfinite = measured_nonfinite | overflowed
         contributions = zip(self.written.contributions, self.results.largest)
         nonfinite_leaves = {one.leaf for one, amax in contributions if amax == math.inf}
         leaf_components, finite = self._components_of_leaves(nonfinite_leaves)
-        # If all were measured as they arrived, the others overflowed when raised to their successor's scale.
-        raised = overflowed - arrived if measured_all else frozenset()
+        # A pass that measures all does so before it rescales: gradients finite then overflowed when raised.
+        raised = overflowed - measured_nonfinite if measured_all else frozenset()
         first = first_overflow(plan, schedule.components, nonfinite, leaf_components, raised)
         functions = [
             node.label
@@ -208,12 +208,12 @@ def first_overflow(
     components: Components,
     nonfinite: AbstractSet[int],  # positions of gradients that are not finite
     leaf_components: Mapping[int, int],  # component of a function's nonfinite leaf, by its number
-    raised: AbstractSet[int] = frozenset(),  # overflowed when raised to the scale of the successor
+    raised: AbstractSet[int] = frozenset(),  # gradients that overflowed when raised to the successor's scale
 ) -> Optional[int]:
-    """The first component, in backward order, that was not finite."""
+    """First component, in backward order, with a nonfinite gradient."""
     for node in plan.nodes:
         if not nonfinite.isdisjoint(node.outputs):
-            # This function raised it to the scale of its input's gradient, which was too high.
+            # This function raised its output gradient to the scale of its input's, which was too high.
             if len(node.outputs) == 1 and node.separates and node.inputs and node.outputs[0] in raised:
                 return components.of[node.inputs[0]]
             return components.of[node.outputs[0]]

@@ -37,7 +37,7 @@ def state_of(
 ) -> Dict[str, Any]:
     """State that determines the next scales; `others`: states of other topologies, the latest last."""
     statistics = prepared.statistics.state(prepared.plan.measured)
-    # Parameters are measured for all topologies: training may continue with a graph of another one.
+    # Statistics of parameters hold in all topologies; `statistics` has them by index, for this one only.
     weights = prepared.statistics.weights if others else {}
     return {
         "schema": SCHEMA,
@@ -46,7 +46,7 @@ def state_of(
         **topology_state(prepared.plan, statistics, prepared.schedules),
         "topologies": list(others),
         "weights": {name: list(one) for name, one in weights.items()},
-        "pending": prepared.statistics.pending_weights,
+        "pending": prepared.statistics.pending_weights,  # for the next pass
         "components": observations.state_dict(),
         "layers": method_alphas.state_dict(),
         "draws": random_draws,
@@ -54,7 +54,7 @@ def state_of(
 
 
 def topology_state(plan: GraphPlan, statistics: Sequence[Any], schedules: ScheduleCache) -> Dict[str, Any]:
-    """Part of a state that belongs to one topology, which `of_topology` finds by its first two entries."""
+    """Part of a state for one topology; `of_topology` finds it by its first two entries."""
     return {
         "network": fingerprint(plan),
         "wiring": _wiring(plan),
@@ -89,9 +89,9 @@ def load_state(
         others = [one for one in topologies if one not in of_plan]
         for one in of_plan:
             statistics, schedules = read_topology(one, prepared)
-        # The cycle of measuring is that of the last graph, of whatever topology.
+        # All topologies share one cycle of measuring, saved with the last graph.
         schedules = schedules.moved_to_cycle(integer("since", state["schedule"]["since"]))
-        # Older states have weights only in topologies.
+        # Older states lack both: statistics of weights are in their topologies only.
         weights, pending = (
             {str(name): ArrayStatistics.loaded(one) for name, one in state.get(kind, {}).items()}
             for kind in ("weights", "pending")
@@ -111,10 +111,8 @@ def load_state(
 
 
 def read_topology(saved: Saved, prepared: PreparedGraph) -> Tuple[Dict[int, ArrayStatistics], ScheduleCache]:
-    """Make statistics and schedules for a graph of a `topology_state`, without changing the graph's own.
-
-    Raises:
-        KeyError, TypeError, ValueError, AttributeError, IndexError: the state is damaged.
+    """Make statistics and schedules from a `topology_state` that fits a graph, without changing the graph's;
+    KeyError, TypeError, ValueError, AttributeError or IndexError if it is damaged.
     """
 
     def schedule(
@@ -124,13 +122,13 @@ def read_topology(saved: Saved, prepared: PreparedGraph) -> Tuple[Dict[int, Arra
         return prepared.schedule(scales, given_scale, loss_weights, merged=merged)
 
     statistics = LatestStatistics.loaded(prepared.plan.measured, saved["statistics"])
-    # Scales that are no powers of two are damaged, too, unless the config makes such.
+    # A scale that is not S0 times a power of two is damaged, unless the config has power_of_two=False.
     power_of_two = prepared.config.power_of_two
     return statistics, prepared.schedules.loaded(saved["schedule"], schedule, power_of_two=power_of_two)
 
 
 def topologies_of(state: Saved) -> List[Saved]:
-    """List each `topology_state` in a state, which may be damaged; that of the last graph is last."""
+    """List the `topology_state`s in a state that may be damaged, the last graph's at the end."""
     # States of earlier versions have one, without its wiring.
     return [
         {
@@ -159,12 +157,12 @@ def of_topology(plan: GraphPlan, states: Sequence[Saved]) -> List[Saved]:
             for line, ours, node in zip(lines, network, plan.nodes)
         )
 
-    # None: saved by an earlier version.
+    # The wiring is None in states of earlier versions.
     return [one for one in states if one["wiring"] in (None, wiring) and same_functions(one["network"])]
 
 
 def _renaming(plan: GraphPlan, states: Sequence[Saved]) -> Callable[[Saved], Dict[str, Any]]:
-    """Function that replaces names of functions in saved keys, from `states` of this plan, by today's."""
+    """Make a function that replaces, in saved keys, names that functions had in `states` by today's."""
     names = {
         line[len(node.type_name) + 1 :]: node.label
         for one in states
@@ -196,13 +194,13 @@ def _wiring(plan: GraphPlan) -> int:
 
 
 def _check_network(plan: GraphPlan, topologies: Sequence[Saved]) -> None:
-    """Raise ValueError unless `plan`, in none of these topologies, may be another one of their network."""
-    # Both need common functions that read leaves, of which the last topology has none with other shapes.
+    """Raise ValueError unless `plan`, a new topology, may belong to the network of these topologies."""
+    # They must share a function that reads leaves; the last must have none of the plan's with other shapes.
     ours, last = fingerprint(plan), topologies[-1]["network"]
     saved = {line for one in topologies for line in one["network"]}
     # Type and name of each function that reads leaves, by its line.
     named = {line: f"{node.type_name} {node.label} " for line, node in zip(ours, plan.nodes) if node.leaves}
-    # Lines of the state that differ in shapes, each with that of this network.
+    # Lines of the last topology that differ only in shapes, each with the line of this network.
     pairs = [(line, own) for own in named if own not in saved for line in last if line.startswith(named[own])]
     if not pairs and saved.isdisjoint(named):
         pairs = [*zip_longest(last, ours, fillvalue="nothing")]

@@ -9,7 +9,7 @@ from typing import AbstractSet, FrozenSet, List, NamedTuple, Optional, Sequence
 from ..graph.plan import GraphPlan
 from .latest_statistics import StatisticsRequest
 
-# Minimum number of elements of a slice, if there are as many.
+# Slices that are not empty hold this many elements on average, or more; or everything, if that is less.
 _LEAST = 2**16
 
 
@@ -24,8 +24,8 @@ class Slice(NamedTuple):
 
 
 def empty_slices(plan: GraphPlan, count: int, *, rounds: bool) -> int:
-    """Count the slices, of `count`, that are empty in any case, because the graph's arrays are small."""
-    # Leaves written in half count in all slices.
+    """Number of first slices, of `count`, that are empty whatever is measured: the graph is too small."""
+    # Leaves that functions in half write, or all leaves if an emulation `rounds`, are in every slice.
     if rounds or any(node.half for node in plan.nodes):
         return 0
     return count - _used(sum(map(math.prod, plan.described.shapes)), count)
@@ -55,7 +55,7 @@ def slices_of(
         )
     ]
     slices = []
-    # Leaves that functions in half write count in every pass: no batch of alternating ones is missed.
+    # Leaves written in half (all, if `rounds`) count in every pass: no batch of alternating ones is missed.
     always = frozenset(leaf for node in plan.nodes if rounds or node.half for leaf in node.leaves)
     for number, (gradients, weights, activations, leaves) in enumerate(zip(*parts)):
         counted = always.union(leaves)
@@ -66,7 +66,7 @@ def slices_of(
 
 
 def _divided(positions: Sequence[int], sizes: Sequence[int], count: int) -> List[List[int]]:
-    """Divide positions into `count` lists of about as many elements; of few, the first lists stay empty."""
+    """Divide positions into `count` lists of similar size; if arrays are small, the first stay empty."""
     used = _used(sum(sizes[position] for position in positions), count)
     lists: List[List[int]] = [[] for _ in range(used)]
     filled = [0] * used  # elements in each list
@@ -79,6 +79,6 @@ def _divided(positions: Sequence[int], sizes: Sequence[int], count: int) -> List
 
 
 def _used(size: int, count: int) -> int:
-    """Number of slices that hold arrays of a total size."""
+    """Number of slices, of `count`, among which arrays of this total size are divided."""
     # Measuring small arrays takes less time than a call of a kernel: better many in few slices.
     return min(count, max(1, size // _LEAST))

@@ -306,7 +306,7 @@ def test_a_scale_goes_down_further_for_the_last_bits_of_a_weight() -> None:
     n = Chain()
     room = {n.c: 2.0**10, n.b: 2.0**20, n.a: 2.0**-6}
     bounds = {"b/affine": (*FULL, 2.0**8)}
-    # Down to the floor, 2**11, the copy would keep no bit; at 2**8 it keeps a few.
+    # At the floor, 2**11, the copy would keep fewer than a few bits; at 2**8 it keeps these.
     n.choose(room, bounds=bounds, spare=2.0**9)
     assert n.of(n.c, n.b, n.a) == [2.0**10, 2.0**8, 2.0**-6]
     # Not even that helps: nothing is lowered.

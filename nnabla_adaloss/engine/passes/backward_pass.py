@@ -72,11 +72,11 @@ def _steps_for(
 
 
 def _unscale_readable(prepared: PreparedGraph, schedule: ScaleSchedule, *, clear_buffer: bool) -> None:
-    """Unscale gradients that stay readable after the pass: others are freed already if `clear_buffer`."""
+    """Unscale gradients between functions that stay readable after the pass; those of leaves already are."""
     plan, variables, scales = prepared.plan, prepared.variables, schedule.scales
     for variable, position in zip(variables, plan.gradients):
         if clear_buffer and not (variable.persistent or position in plan.kept_gradients):
-            continue
+            continue  # freed by nnabla
         scale, array = scales.get(position, 1.0), variable.grad
         if scale != 1.0 and not array.clear_called and stored_dtype(array) is not None:
             prepared.kernels.scale_(array, 1.0 / scale)

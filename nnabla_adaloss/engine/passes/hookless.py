@@ -67,12 +67,12 @@ class HooklessPass:
         return (), (after,)
 
     def _keep_measured(self, measured: Slice) -> None:
-        """Measure activations, which backward frees, and keep gradients until `end` measures them."""
+        """Measure activations, and keep gradients for `end` to measure: backward would free both."""
         graph, storage = self._prepared.graph, self._prepared.storage
         self._prepared.statistics.measure((), measured.activations)
         for position in measured.gradients:
             variable = graph.variables[position]
-            # An emulated storage measures gradients when it rounds them.
+            # An emulated storage measures all that it rounds: the gradients that it rounded in the last pass.
             if graph.keys[position] not in storage.gradients and not variable.persistent:
                 # Noted before it is set: a signal may interrupt between any two lines.
                 self._kept.append(variable)
