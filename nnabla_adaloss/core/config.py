@@ -116,7 +116,7 @@ class AdaLossConfig:
 
     @cached_property
     def method(self) -> Method:
-        """`loss_scale_method` as a value with its parameters; for None, that of a layer scaled by hand."""
+        """`loss_scale_method` with its parameters; for None, the method of layers that are scaled by hand."""
         method = self.loss_scale_method
         return resolve_method("approx_range" if method is None else method, self)
 
@@ -142,14 +142,14 @@ class AdaLossConfig:
 
     @property
     def unused(self) -> List[str]:
-        """Names of settings that were given, but that the default method, if in use, ignores."""
+        """Names of settings that are not at their defaults, but ignored by the default method, if in use."""
         if self.loss_scale_method is not None:
             return []
         return [name for name in _OF_PUBLISHED_METHODS if getattr(self, name) != getattr(AdaLossConfig, name)]
 
     @property
     def ignored(self) -> AbstractSet[str]:
-        """Names of all settings that the method does not use, given or not."""
+        """Names of all settings that the method does not use, also of those at their defaults."""
         parameters = {name for method in METHODS.values() for name in parameter_names(method)}
         unused = _OF_PUBLISHED_METHODS if isinstance(self.method, AmaxHistory) else ()
         return {*parameters.difference(parameter_names(self.method)), *unused}

@@ -28,7 +28,7 @@ History = Tuple[Tuple[int, ArrayStatistics], ...]
 
 
 def with_newest(history: History, iteration: int, g: ArrayStatistics, config: AdaLossConfig) -> History:
-    """Add `g`, divided by its scale, to a history, replacing one of the same iteration; cut to the window."""
+    """Add `g`, unscaled, to a history, replacing an entry of the same iteration; cut to the window."""
     older = history[:-1] if history and history[-1][0] == iteration else history
     return (*older, (iteration, g))[-(config.method.window or 1) :]
 

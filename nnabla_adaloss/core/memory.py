@@ -274,7 +274,7 @@ class Observations(NamedTuple):
 
     def after_overflow(self, measured: PassMeasurements) -> Tuple[Observations, bool]:
         """Lower the scales of the components where a pass overflowed, and of their descendants, for the next
-        try; False: it did not overflow, or the scale where it began is at the minimum.
+        try; False: none overflowed, or the first one's scale is at the minimum.
         """
         first, schedule, policy = measured.overflowed, measured.schedule, self.policy
         if first is None:
@@ -365,13 +365,13 @@ def _limit(policy: HistoryPolicy, unit_amax: float, weight: float, u_max: float)
 
 
 def _parts(weight: float) -> Tuple[float, float]:
-    """Split a loss weight into factors of at most and at least 1; only the second lowers `min_scale`."""
-    # A small weight does not raise it: a factor that cannot be read, such as a logarithm's, may cancel it.
+    """Split a loss weight into a factor of at most 1, and one of at least 1, which lowers `min_scale`."""
+    # The first one does not raise it: a factor that cannot be read, such as a logarithm's, may cancel it.
     return min(weight, 1.0), max(weight, 1.0)
 
 
 def _larger(one: _Amaxes, other: _Amaxes) -> _Amaxes:
-    """Larger values of both, by name."""
+    """Larger of the two values of each name."""
     if not (one and other):
         return one or other
     return {**one, **{n: value for n, value in other.items() if n not in one or value > one[n]}}

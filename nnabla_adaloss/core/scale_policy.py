@@ -61,7 +61,7 @@ class ScalePolicy:
 
     def checked(self, state: ScaleState) -> ScaleState:
         """Return a state with its scale as float; ValueError or TypeError if a number is out of range."""
-        # A scale out of [min_scale, max_scale] is in range: it may have been the first.
+        # A scale out of [min_scale, max_scale] is valid: training may have begun with it.
         nonnegative_integer("counter", state.counter)
         if not 1 <= integer("hysteresis_left", state.hysteresis_left) <= self.hysteresis:
             raise ValueError(f"hysteresis_left={state.hysteresis_left!r} must lie in [1, {self.hysteresis}]")

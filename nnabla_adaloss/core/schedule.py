@@ -115,7 +115,7 @@ class ScaleSchedule:
         return scales
 
     def _running_scale(self, node: NodeStructure) -> float:
-        """Scale of the output gradient that a function which separates components reads."""
+        """Scale at which a function that separates components reads its output gradient."""
         if not node.linear:
             return 1.0  # such as a clipping function, which compares gradients with a constant
         # Multiplying its scalar output costs less than multiplying an array. So it is lowered to the scale of

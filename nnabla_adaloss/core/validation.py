@@ -21,7 +21,7 @@ _Init = TypeVar("_Init", bound=Callable[..., None])
 
 
 def number(name: str, value: object) -> float:
-    """Convert to float, also NaN; TypeError unless a real number, not boolean; ValueError if too large."""
+    """Convert a real number or NaN to float; TypeError for others and booleans; ValueError if too large."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name}={value!r} must be a number, not {type(value).__name__}")
     try:
@@ -127,7 +127,7 @@ def scalar(value: Any) -> Any:
 
 
 def strings(name: str, value: Iterable[str], what: str) -> Tuple[str, ...]:
-    """Convert an iterable of strings to a tuple; TypeError for others, or one string; `what` names them."""
+    """Convert an iterable of strings, named by `what`, to a tuple; TypeError for others, or one string."""
     if isinstance(value, str):
         raise TypeError(f"{name}={value!r} must be a sequence of {what}; write ({value!r},)")
     try:

@@ -68,7 +68,7 @@ class Facts(NamedTuple):
     lost_recently: bool = False  # True if scales are still low because of an earlier lost batch
     fits: Optional[bool] = None  # True if the batch is finite with scales from its own gradients
     lowered: Optional[bool] = None  # True if a scale could be lowered
-    fault: Optional[str] = None  # first function of forward that is not finite, in words; empty: none
+    fault: Optional[str] = None  # first function of forward with a nonfinite array, in words; empty: none
     fits_smallest: Optional[bool] = None  # True if gradients are finite at the smallest scale
 
 
@@ -89,13 +89,13 @@ def judge(facts: Facts, rules: Rules) -> PassVerdict:
     # Scales from earlier batches were too high; those from its own measurements will do.
     if facts.fits:
         return again_or_lost
-    # A fault in forward is searched for if that is suspect, or before the batch is lost.
+    # A fault in forward is searched for if forward is suspect, or before the batch is lost.
     if facts.fault is None and (facts.forward_is_suspect or not may_repeat):
         return PassVerdict.CHECK_FORWARD
     if not facts.loss_finite:
         return PassVerdict.NONFINITE_LOSS
     # Gradients are finite at the smallest scale if forward has no fault, only an attention mask of minus
-    # infinity. A batch that is not must not lower scales that another loss has lowered already.
+    # infinity. A batch that overflows even there must not lower scales that another loss has lowered already.
     if facts.fits_smallest is None and (facts.fault or (facts.lost_recently and not may_repeat)):
         return PassVerdict.PROBE
     if facts.fits_smallest is False:

@@ -256,7 +256,7 @@ class AdaptiveLossScaling:
 
     @property
     def loss_scale(self) -> float:
-        """Loss scale of the last backward: S0; if measured, that after the scalar functions at the loss."""
+        """Loss scale S0 of the last backward; if measured, the scale after scalar functions at the loss."""
         if self._result is None:
             return self.components.policy.start_scale
         return self._result.schedule.loss_scale
@@ -302,7 +302,7 @@ class AdaptiveLossScaling:
         return not self.result.state_finite or any(seen.statistics.nonfinite for seen in stored)
 
     def find_fault(self) -> str:
-        """Find the first function that is not finite on the present inputs, as text; forward runs again."""
+        """Run forward again; describe its first function with a nonfinite array, else ""."""
         return find_fault(self.loss, self._graph.current(wiring=True), self.guard.rewind)
 
     def scale_of(self, variable: nn.Variable) -> float:
@@ -318,7 +318,7 @@ class AdaptiveLossScaling:
         return scales[position]
 
     def after_overflow(self) -> bool:
-        """Lower the scale that made the last backward overflow; False if only a lower S0 can help, or none.
+        """Lower the scale that made the last backward overflow; False if at most a lower S0 can help.
 
         Call it when gradients that matter are not finite: those behind a mask do no harm.
         """
@@ -331,7 +331,7 @@ class AdaptiveLossScaling:
         return lowered
 
     def shared_statistics(self) -> Optional[Dict[str, Sequence[float]]]:
-        """Measurements for the next scales, for other ranks; None: no new ones."""
+        """Export measurements for other ranks, which base the next scales on all; None: no new ones."""
         prepared, report = self._graph.current(), self._result
         # Constant scales need no measurements.
         if report is None or prepared.schedules.measures_nothing(report.schedule.given_scale):

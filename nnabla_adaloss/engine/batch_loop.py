@@ -19,7 +19,7 @@ class Outcome(NamedTuple):
     verdict: PassVerdict = PassVerdict.GOOD
     facts: Facts = Facts()  # basis of the verdict
     layers: Tuple[str, ...] = ()  # all functions with nonfinite gradients, in backward order
-    component: str = ""  # part of the network where that began; empty if unknown
+    component: str = ""  # first component where that showed; empty if unknown
     attempt: int = 0  # number of the pass in its iteration
 
     @property
@@ -29,12 +29,12 @@ class Outcome(NamedTuple):
 
     @property
     def fault(self) -> str:
-        """Function of forward that was not finite, if that is the cause, in words; else empty."""
+        """Function of forward with a nonfinite array, in words, if it is the cause; else empty."""
         return (self.facts.fault or "") if self.verdict.of_forward else ""
 
     @property
     def where(self) -> str:
-        """First layer that was not finite, and the component where that began, in words."""
+        """First layer with a nonfinite gradient, and the first component where that showed, in words."""
         if not self.layers:
             return "on another rank"
         return f"{self.layers[0]} (component {self.component})" if self.component else self.layers[0]

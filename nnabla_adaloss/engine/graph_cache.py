@@ -281,7 +281,7 @@ class GraphCache:
 
 
 class SharedGradients:
-    """Finds leaves that share a gradient array; ValueError if two overlap otherwise."""
+    """Finds leaves that share a gradient array; ValueError if two arrays overlap in part."""
 
     def __init__(self) -> None:
         # Keys of the last compared leaves, and the result by index.
@@ -305,7 +305,7 @@ class SharedGradients:
 
 def _first_at_same_place(places: Sequence[Tuple[int, int]], names: Sequence[str]) -> Dict[int, int]:
     """Map indices of arrays, given by begin and end in memory, to the first one at the same place."""
-    # The order is reversed, so that of several the first one stays; empty arrays share nothing.
+    # The order is reversed, so that the first of several stays; empty arrays share nothing.
     first = {place: index for index, place in reversed([*enumerate(places)]) if place[0] < place[1]}
     ordered = sorted(first)
     for place, following in zip(ordered, ordered[1:]):

@@ -41,7 +41,7 @@ class LeafList:
 
     def begin(self, masters: Sequence[nn.NdArray], pool: ScratchPool) -> None:
         """Prepare unscaling into these masters; if swapped, let nnabla write to zeroed scratch arrays."""
-        # Kernels keep a list's sizes, so that of the last pass serves unless `reset_shape` has changed some.
+        # Kernels keep a list's sizes, so the last pass's list serves unless `reset_shape` has changed some.
         sizes = list(map(size_of, masters))
         if self._sizes != sizes:
             sources = masters
@@ -89,7 +89,7 @@ class HooklessSteps:
     @cached_property
     def leaf_lists(self) -> Tuple[List[LeafList], List[Contribution]]:
         """Lists of leaves for passes whose masters are all lazily zero, and the leaves that fit in none."""
-        # Leaves unscaled several times in a pass; of others nnabla sums all contributions, at one scale.
+        # Leaves unscaled several times in a pass; for others nnabla sums all contributions, at one scale.
         repeated = {later.leaf for following in self.next_contributions.values() for later in following}
         # Places of leaves whose masters nnabla may write; and of those whose masters functions in half would
         # convert, so that scratch arrays replace them, unless functions or other Variables refer to them.
@@ -107,7 +107,7 @@ class HooklessSteps:
     def written_leaves(
         self, contributions: Sequence[Contribution], plan: GraphPlan, components: Components
     ) -> WrittenLeaves:
-        """`WrittenLeaves` of these contributions: that of the last pass, with its caches, if it is equal."""
+        """`WrittenLeaves` of these contributions: the last pass's, with its caches, if it had equal ones."""
         last = self._last_written
         # Plans that share these components differ in shapes, arguments and names, which it does not read.
         if last is None or last.components is not components or last.contributions != contributions:

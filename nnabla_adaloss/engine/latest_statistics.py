@@ -41,7 +41,7 @@ class _PendingWeights(NamedTuple):
     statistics: List[ArrayStatistics]  # those that have been fetched, in the order of the keys
 
     def fetch(self, measurements: Measurements) -> Results:
-        """Wait for all measurements of the pass and return them; those of these weights become known."""
+        """Wait for all measurements of the pass and return them; add these weights' to `statistics`."""
         # Cleared first, also in savepoints: after an interruption none may remain without a measurement.
         tickets = [*self.tickets]
         self.tickets.clear()
@@ -97,7 +97,7 @@ class LatestStatistics:
 
     def go_on_from(self, before: LatestStatistics) -> None:
         """Take over the measurements of weights that were started with the previous topology."""
-        # Names count in all topologies, positions only in theirs.
+        # Names are valid in all topologies, positions only in their own.
         keys = [key if isinstance(key, str) else None for key in before._pending.keys]
         self._pending = before._pending._replace(keys=keys)
 
@@ -174,7 +174,7 @@ class LatestStatistics:
         return [as_float32(v.data, self._pool.get(v.shape, "float32", i)) for i, v in enumerate(variables)]
 
     def finish(self, loss_weight_of: Callable[[int], float]) -> Tuple[GradientStatistics, Results]:
-        """Wait for a pass's results, and remember those of use; return the gradients', and all results."""
+        """Wait for a pass's results, remember those for choices; return the gradients', and all results."""
         # Tickets are cleared first: an interruption must leave none without a measurement. Both dicts are
         # cleared in place, as graphs of one topology share them; remembered statistics are replaced, as
         # savepoints hold the former ones.
@@ -189,7 +189,7 @@ class LatestStatistics:
         for position, (measured, scale) in running.items():
             statistics = results.statistics[measured] if isinstance(measured, int) else measured
             gradients[position] = statistics, scale
-            # Others only count for their components. Zeros of inactive ones would hide earlier gradients.
+            # The rest serve components' amaxes only. Zeros of inactive ones would hide earlier gradients.
             unused = statistics.nonfinite or position not in remembered
             loss_weight = 0.0 if unused else loss_weight_of(position)
             if loss_weight:
@@ -236,7 +236,7 @@ class LatestStatistics:
         weights: Mapping[str, ArrayStatistics],
         pending: Optional[Mapping[str, ArrayStatistics]] = None,
     ) -> None:
-        """Replace all statistics; `weights` are newer, `pending` ones, if any, count after a pass."""
+        """Replace all statistics; `weights` are newer, `pending` known after a pass (None: as they are)."""
         # Keys of data are negative: ~position.
         latest = {self._key(~key) if key < 0 else key: one for key, one in statistics.items()}
         latest.update(weights)

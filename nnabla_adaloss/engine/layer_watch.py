@@ -60,7 +60,7 @@ class LayerWatch:
                 self._audience.tell(LayerScaled(record, self._look(node, layer_input)))
 
     def finish(self) -> None:
-        """Report the layers of a finished pass, unless reported one by one."""
+        """Report the layers of a finished pass, unless `ran` has reported them."""
         # Monitors that look at arrays got each layer from `ran`, before nnabla freed its arrays.
         for record in () if self.looks else self._records.values():
             self._audience.tell(LayerScaled(record, LayerLook()))

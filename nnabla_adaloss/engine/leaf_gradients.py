@@ -231,7 +231,7 @@ class WrittenLeaves:
         return component_of_contribution(self._plan.by_number[function], leaf, self.components.of)
 
     def amax_of_components(self, largest: Sequence[float], leaves: FrozenSet[int]) -> Dict[int, float]:
-        """Largest finite magnitude of each component in contributions to these leaves; `largest`: of all."""
+        """Largest finite magnitude, by component, of contributions to these leaves; `largest`: of all."""
         if leaves not in self._counted_to:
             counted = sorted((index, place) for one, place, index in self.counted if one.leaf in leaves)
             self._counted_to[leaves] = counted
@@ -286,8 +286,8 @@ class NonfiniteGradients:
         return bool(self._aside)
 
     def put_back(self, leaves: Mapping[int, nn.Variable], nonfinite: AbstractSet[int]) -> None:
-        """Add the contents set aside to the pass's gradients; `nonfinite`: keys of those that it left so."""
-        # Their results are not fetched, which would wait for a GPU.
+        """Add the contents set aside to the gradients; `nonfinite`: keys of those nonfinite before that."""
+        # Measurements of the sums are not fetched, which would wait for a GPU.
         saved, gradients = [one for _, _, one in self._aside], [gradient for _, gradient, _ in self._aside]
         accumulate = [not gradient.zeroing for gradient in gradients]
         sums = UnscalingList(saved, [1.0] * len(saved), gradients, accumulate)

@@ -75,7 +75,7 @@ class PreparedGraph:
 
     @cached_property
     def accumulating(self) -> FrozenSet[int]:
-        """Leaves that accumulate batches in place, so that a batch's amax is unknown, and counts nowhere."""
+        """Leaves that accumulate batches in place: no amax of a single batch is known, and none is used."""
         if self.zeroed is None:
             return frozenset()
         plan, graph, zeroed = self.plan, self.graph, names_of(self.zeroed)
@@ -226,7 +226,7 @@ class PreparedGraph:
     def slice(
         self, schedules: ScheduleCache, iteration: int, given_scale: Optional[float]
     ) -> Optional[Slice]:
-        """Slice of the arrays that an iteration measures, or None; `schedules`: those in use by then."""
+        """Slice of the arrays that an iteration measures, or None; `schedules`: those in use in it."""
         number = schedules.slice_number(iteration)
         if number is None or schedules.measures_nothing(given_scale):
             return None

@@ -198,7 +198,7 @@ class FinishedPass(NamedTuple):
                     component = written.component(leaf, node.number)
                     parts.append((node.number, component, leaf in nonfinite_leaves))
         finite = {index for _, index, is_nonfinite in parts if not is_nonfinite}
-        # The order is reversed, so that of several leaves the first one stays.
+        # The order is reversed, so that the first of several leaves stays.
         nonfinite = {function: index for function, index, is_nonfinite in reversed(parts) if is_nonfinite}
         return nonfinite, finite
 

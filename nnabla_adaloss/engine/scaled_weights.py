@@ -62,8 +62,8 @@ class ScaledWeights:
 
     def restore(self) -> None:
         """Restore all swapped arrays, if any."""
-        # Entries are dropped after restoring: a signal may interrupt between any two lines. A Variable that
-        # an emulation has given its fp32 weight back keeps it.
+        # Entries are dropped after restoring: a signal may interrupt between any two lines. A Variable to
+        # which an emulation has returned the fp32 weight keeps it.
         while self._swapped:
             variable, source, scaled = self._swapped[-1]
             if variable.data == scaled:

@@ -37,7 +37,7 @@ def slices_of(
     count: int,
     *,
     rounds: bool,
-    accumulating: AbstractSet[int] = frozenset(),  # leaves that do not count, as a batch's amax is unknown
+    accumulating: AbstractSet[int] = frozenset(),  # leaves left out: see `PreparedGraph.accumulating`
 ) -> List[Optional[Slice]]:
     """Divide the arrays to measure into `count` slices, one for each iteration; None: nothing."""
     sizes = [math.prod(shape) for shape in plan.described.shapes]

@@ -77,7 +77,7 @@ class LognormalRange(ApproxRange):
 
 
 def erfinv(y: float) -> float:
-    """Inverse of erf for -1 < y < 1, to a relative error of 1e-14, except within 1e-9 of 1."""
+    """Inverse of erf for -1 < y < 1, to a relative error of 1e-14, except for 1 - y < 1e-9."""
     # Importing SciPy takes 20 MB and 0.2 s. For y next to 1, half the sum may be 1, for which inv_cdf raises.
     below = min(0.5 * (1.0 + y), math.nextafter(1.0, 0.0))
     x = NormalDist().inv_cdf(below) / math.sqrt(2.0)
