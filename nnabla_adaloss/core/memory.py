@@ -23,8 +23,8 @@ from .validation import integer, nonnegative_number
 _EMPTY = AmaxWindow()
 
 # The amax of a lost batch is remembered for this many iterations, and for as many again after each batch that
-# confirms it: whose amax times this ratio reaches it. The provisional amax after an overflow is 2**4 times as
-# large as its scale had room for, so that no batch confirms it that had room.
+# confirms it: the batch's own amax times this ratio reaches the remembered one. A provisional amax is 2**4
+# times that whose limit is the scale that overflowed: no batch with this limit, or a higher one, confirms it.
 _REMEMBERED = 2000
 _CONFIRMING_RATIO = 2.0**3
 
@@ -33,11 +33,11 @@ _NONE: _Amaxes = {}
 
 
 class LostAmax(NamedTuple):
-    """Unit amax that has lost a batch, beyond the margin above the windows."""
+    """Unit amax of a lost batch, beyond the margin that the windows leave."""
 
     unit_amax: float
     until: int  # the last iteration that remembers it
-    largest_since: float = 0.0  # largest amax measured since then, beyond this margin, too
+    largest_since: float = 0.0  # largest amax beyond this margin since `until` was set
 
 
 class Memory(NamedTuple):
@@ -152,7 +152,7 @@ class Observations(NamedTuple):
         return self.memory.policy
 
     def unit_amaxes_of(self, names: Sequence[str]) -> List[Optional[float]]:
-        """Largest known unit amax of each component, provisional ones not counted; None if there is none."""
+        """Largest known unit amax of each component, without provisional ones; None if it is unknown."""
         windows = self.memory.windows
         largest = [windows[name].amax if name in windows else None for name in names]
         lost_before = {name: one.unit_amax for name, one in self.memory.lost.items()}

@@ -351,7 +351,7 @@ class AdaptiveLossScaling:
         prepared = self._graph.current()
         choose_again, completes_entry = (any(flags) for flags in zip(*(one[_ENDS] for one in messages)))
         if choose_again:
-            # If one rank does, as after an overflow, all do, with equal results.
+            # If one rank chooses again, as after an overflow, all do, with equal results.
             prepared.schedules = prepared.schedules.drop()
         unit_amaxes, lost = _largest(_COMPONENT, messages), _largest(_LOST, messages)
         self.components = self.components.adopting(completes_entry, unit_amaxes, lost)
@@ -359,7 +359,7 @@ class AdaptiveLossScaling:
 
     def after_update(self, step: Optional[Callable[[], Any]] = None) -> None:
         """End a good iteration: remember its measurements, run the solver's `step`, measure new weights."""
-        # The memory is first: when `step` ends, the iteration counts, and may be interrupted at once.
+        # The memory comes first: when `step` ends, the iteration is complete, and may be interrupted at once.
         self.components = self.components.after_iteration(good=True)
         self.trained_on_infinite_loss = self._result is not None and self._result.loss_is_infinite
         if step is not None:
@@ -513,7 +513,7 @@ class AdaptiveLossScaling:
             if watch is not None:
                 watch.finish()
             if decision.slice is not None:
-                # Gradients that are zero because the loss is say nothing about their usual size.
+                # Gradients that are zero because the loss is zero say nothing about their usual size.
                 is_silent = not report.measurements.has_gradients and self.has_nothing_to_learn()
                 self.components = self.components.after_pass(
                     report.measurements,
@@ -531,7 +531,7 @@ class AdaptiveLossScaling:
         self.iteration = iteration + 1
 
     def probe(self, scale: float) -> None:
-        """Run backward again with S0 = `scale` as the scale of all; its measurements are dropped."""
+        """Run backward again with S0 = `scale` for all components; its measurements are dropped."""
         prepared = self._graph.current()
         check_scale(scale)
         loss_weights = prepared.loss_weights(scale)

@@ -90,8 +90,8 @@ class Chooser:
         is_complete = rerun or not measure_all
         if self.method_alphas.delay:
             is_complete = not (measure_all or observations.measured_all)
-        # A pass that measures all has hooks anyway: merged components would save none. They save those of
-        # later passes, which use a complete schedule, or an equal one without provisional limits.
+        # A pass that measures all has hooks, merged or not. Merging saves those of later passes, which use
+        # this schedule if it is complete, or an equal one without provisional limits.
         split = measure_all and not is_complete
         schedule = self._choose(prepared, limits, policy, request, split=split)
         # A schedule with provisional limits, after an overflow, is for this batch only.
@@ -123,7 +123,7 @@ class Chooser:
             limits = limits._replace(limits=[None] * len(loss_weights))
 
         def choice_of(components: Components, limits: ScaleLimits) -> Choice:
-            # S0 of a loss of normal size: unmeasured components get scales from it.
+            # S0 of a loss of normal size, from which unmeasured components get their scales.
             start_scale = self.start_scale(policy.start_scale if given_scale is None else given_scale)
             # From the smallest number of the range to the margin below its end.
             span = self._config.range.u_max / (policy.margin * self._config.range.u_min)
@@ -133,7 +133,7 @@ class Chooser:
                 limits = limits.with_s0(components, start_scale)
             elif components.root in components.scalar_components and not request.seeded:
                 # The loss gradient is 1: it cannot overflow at the largest scale that its format allows, from
-                # which the scales behind it are lowered to their own limits.
+                # which the scales of its successors are lowered to their own limits.
                 root_scale = min(floor_power_of_two(prepared.u_maxes[components.root]), policy.max_scale)
             else:
                 root_scale = limits.of_root(start_scale, span)
@@ -162,14 +162,14 @@ class Chooser:
 
 
 def _bounds(prepared: PreparedGraph) -> Mapping[int, AlphaBounds]:
-    """Bounds of alphas with which the scaled copies of each weight stay in their range, by its position."""
+    """Bounds of alphas that keep the scaled copies of weights in range, with their bits, by position."""
     described, statistics, storage = prepared.plan.described, prepared.statistics, prepared.storage
     bounds: Dict[int, AlphaBounds] = {}
     for _, layer_input in prepared.plan.layer_inputs.values():
         position = layer_input.weight
         weight = statistics.data(position)
         if weight is None and (position in statistics.request.data or described.recomputed[position]):
-            # Until it is measured, its copies must not be larger than it is.
+            # Copies of an unmeasured weight must not be larger than the weight.
             bounds[position] = AlphaBounds(1.0)
         elif weight is not None and weight.abs_max:
             key, size = prepared.graph.keys[position], math.prod(described.shapes[position])

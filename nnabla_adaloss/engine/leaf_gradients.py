@@ -63,7 +63,7 @@ class WrittenGradient(NamedTuple):
     """Arrays of a leaf while a function writes it; afterwards target / scale is added to `total`.
 
     In place all three are one array. Otherwise `target` is a scratch array that replaces the master for the
-    function; or `total` is a copy of the master, because the function writes to the master in any case.
+    function; or `total` is a copy of the master, because the function keeps a reference to the master.
     """
 
     contribution: Contribution
