@@ -17,7 +17,7 @@ whose gradient is not linear. In backward order, with S the scale that the gradi
 
     weight(c) = loss weight of a component, read from the graph before the pass
     amax(c)   = unit amax: largest remembered gradient of c, divided by its batch's loss weight; 1 if none
-    size(c)   = amax(c) * weight(c); size: the largest of those before the layers that lead to a component
+    size(c)   = amax(c) * weight(c); size: the largest `size_before` of the edges to a component
     limit(c)  = the largest power of two with S * amax(c) * weight(c) <= u_max / margin; with a given S0,
                 at most S0 / weight(c) for components that no layer leads to: at the loss, no scale times its
                 loss weight exceeds S0
@@ -25,7 +25,7 @@ whose gradient is not linear. In backward order, with S the scale that the gradi
     equalized : limits of components that follow each other, at most two bits apart, count as the smallest;
                 so do those after several losses, at most four bits apart
     merged    : components that only hooks could split are one, with the smallest of their limits, unless
-                the gradient of a leaf would underflow
+                the gradient of a leaf would underflow, and hooks help much: see `choose_merged`
     spare     : 2^12 for float16: gradients that far below their limit keep their bits, too; 2^20 where
                 the copy would lose nearly all bits otherwise
     inactive  : with a loss weight of 0, c limits nothing, and has its successors' largest scale
@@ -76,9 +76,9 @@ class ScaleLimits(NamedTuple):
         return self._replace(limits=limits, floors=floors)
 
     def size_before(self, edge: Edge) -> float:
-        """Largest gradient before an edge, with the present loss weights; unit amax 1 if it is unmeasured."""
+        """Assumed amax before an edge; unit amaxes count as 1 if they are unmeasured, or no layer follows."""
         if edge.layer is None:
-            # Unit amaxes at the loss count as 1. Only the successor's weight includes the function's factor.
+            # Only the successor's weight includes the function's factor. The unit amax is 1, measured or not.
             return self.loss_weights[edge.successor]
         return self.loss_weights[edge.predecessor] * (self.unit_amaxes[edge.predecessor] or 1.0)
 
@@ -214,8 +214,8 @@ def choose_merged(
     choice_of: Callable[[Components, ScaleLimits], Choice],
     spread: float,
 ) -> Optional[Choice]:
-    """Choose scales that are equal for components that only hooks could split; None if a leaf would
-    underflow: where its largest contributions are, the scale is more than `spread` below its limit.
+    """Choose scales that are equal for components that only hooks could split; None if hooks are worth it: a
+    leaf's largest contributions pass a scale `spread` below its limit and `_WORTH_HOOKS` below its split one.
     """
     choice = choice_of(merged.components, limits.merged(merged.of))
     # From merged components to their parts.
@@ -229,7 +229,7 @@ def choose_merged(
     # Gradients that have underflowed there bring their errors to all descendants.
     inexact = components.with_descendants(worth_hooks)
     for contributors in components.leaves.values():
-        # The component of the largest contributions has the smallest limit.
+        # Limits are of whole components: the smallest stands for the largest contributions.
         by_limit = {limit_of[i]: i for i in contributors if i in limit_of}
         if by_limit and by_limit[min(by_limit)] in inexact:
             return None

@@ -91,7 +91,7 @@ class Components(NamedTuple):
 
 
 class MergedComponents(NamedTuple):
-    """Components merged where only hooks around single functions could split them."""
+    """Components merged where only hooks, callbacks around each function of backward, could split them."""
 
     components: Components
     of: Sequence[int]  # merged component of each component, by index
@@ -130,11 +130,11 @@ def merge_components(
     swappable: AbstractSet[int],
     shared_gradients: Mapping[int, int] = MappingProxyType({}),
 ) -> MergedComponents:
-    """Merge components that only hooks could split; `swappable` weights can be swapped for a whole pass."""
-    groups: List[Sequence[int]] = [[index] for index in range(len(components.names))]
-    outputs: Dict[int, List[int]] = defaultdict(list)  # by weight, of all layers that read it
-    inputs: Dict[int, List[int]] = defaultdict(list)  # by weight, of the inputs that they scale
-    contributions: Dict[int, List[int]] = defaultdict(list)  # by leaf
+    """Merge components that only hooks could split; `swappable` weights can give way to copies for a pass."""
+    groups: List[Sequence[int]] = [[i] for i in range(len(components.names))]  # first: they order `union_of`
+    outputs: Dict[int, List[int]] = defaultdict(list)  # by weight: components of the outputs of its layers
+    inputs: Dict[int, List[int]] = defaultdict(list)  # by weight: components of the inputs of its layers
+    contributions: Dict[int, List[int]] = defaultdict(list)  # by leaf: their components
     for node in nodes:
         output = components.of[node.outputs[0]]
         for one in node.layer_inputs:

@@ -24,11 +24,11 @@ _FURTHER = 0.27  # further factor if the weight would lose nearly all its bits: 
 _FEWEST_BITS = 4  # a scaled weight with fewer is not worth lowering scales
 
 History = Tuple[Tuple[int, ArrayStatistics], ...]
-"""Statistics of a layer's gradient by iteration, newest last, divided by its scale."""
+"""Statistics of a layer's gradient by iteration, newest last, divided by its scale and loss weight."""
 
 
 def with_newest(history: History, iteration: int, g: ArrayStatistics, config: AdaLossConfig) -> History:
-    """Add `g`, unscaled, to a history, replacing an entry of the same iteration; cut to the window."""
+    """Add `g`, divided likewise, to a history, or replace its iteration's entry; cut to the window."""
     older = history[:-1] if history and history[-1][0] == iteration else history
     return (*older, (iteration, g))[-(config.method.window or 1) :]
 

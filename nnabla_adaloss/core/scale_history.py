@@ -80,7 +80,7 @@ class HistoryPolicy:
 
     Attributes:
         margin: factor by which a gradient may exceed all in the window before it overflows. Default 4.0.
-        window: number of remembered iterations, at least 16 measurements (see `measured_every`). Default 64.
+        window: number of remembered iterations; `measured_every`, if not all are measured. Default 64.
         start_scale: scale of the loss gradient before the first measurement, also out of bounds. Default 8.0.
         min_scale: the lowest scale limit of a component; a loss weight above 1 divides it. Default 2**-24.
         max_scale: the highest scale limit. Default 2**100, whose reciprocal float32 holds, too.
@@ -119,7 +119,7 @@ class HistoryPolicy:
     def measured_every(self, iterations: int) -> HistoryPolicy:
         """Policy for measurements in one of this many iterations: its `window` counts these measurements.
 
-        As many are remembered as `window` iterations have, but at least 16, or `window` if that is less.
+        As many are remembered as fall into `window` iterations, but at least 16, or `window` if that is less.
 
         Example:
             >>> from nnabla_adaloss import HistoryPolicy

@@ -44,7 +44,7 @@ class ScaleSchedule:
     reasons: Mapping[str, Reason] = field(default_factory=dict)  # reason of alpha, by layer
     unbounded: Mapping[str, float] = field(default_factory=dict)  # result of the method, by layer
     merged: Optional[MergedComponents] = None  # merged components; None: none had to share a scale
-    # Scalar functions that receive and pass on gradients in float32.
+    # Float32 functions whose scalar output's float32 gradient may leave its component's scale (`arriving`).
     float_functions: FrozenSet[int] = frozenset()
 
     @cached_property

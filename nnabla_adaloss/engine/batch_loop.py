@@ -76,7 +76,7 @@ class BatchLoop(NamedTuple):
             self.run_pass(True)
 
     def conclude(self, facts: Facts, rules: Rules) -> Outcome:
-        """Collect the facts that `judge` asks for about the last pass, until it decides on the batch."""
+        """Measure, probe, or lower scales, as `judge` asks, until the batch is good, lost, or to be rerun."""
         scaling, outcome = self.scaling, self._last_pass()
         while True:
             verdict = judge(facts, rules)
@@ -87,8 +87,8 @@ class BatchLoop(NamedTuple):
                 if measured.overflowed:
                     facts, outcome = measured, self._last_pass()
                 else:
-                    # Scales from its own gradients suffice. The overflow with the earlier ones stays the
-                    # outcome: the batch runs again without measuring, or is lost.
+                    # Scales from its own gradients suffice, but these gradients are not used: the outcome is
+                    # still an overflow, and it runs again without measuring if `rules` allow, or is lost.
                     facts = facts._replace(fits=True)
             elif verdict is PassVerdict.CHECK_FORWARD:
                 facts = facts._replace(fault=scaling.find_fault())
@@ -98,7 +98,7 @@ class BatchLoop(NamedTuple):
                 facts = facts._replace(lowered=scaling.after_overflow() or self.lower())
             else:
                 if verdict.lowers_nothing:
-                    # No scale helps: those that an overflow has lowered for this batch rise again.
+                    # No scale helps: those lowered for this batch, in its `Observations`, rise again.
                     scaling.components = scaling.components._replace(provisional={}, began=frozenset())
                 return outcome._replace(verdict=verdict, facts=facts)
 

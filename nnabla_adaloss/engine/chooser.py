@@ -123,7 +123,7 @@ class Chooser:
             limits = limits._replace(limits=[None] * len(loss_weights))
 
         def choice_of(components: Components, limits: ScaleLimits) -> Choice:
-            # S0 of a loss of normal size, from which unmeasured components get their scales.
+            # S0 at loss weight 1, given or initial: unmeasured components get their scales from it.
             start_scale = self.start_scale(policy.start_scale if given_scale is None else given_scale)
             # From the smallest number of the range to the margin below its end.
             span = self._config.range.u_max / (policy.margin * self._config.range.u_min)
@@ -144,12 +144,12 @@ class Chooser:
         if merged and given_scale is not None and merged.components.root not in merged.components.at_loss:
             # A given S0 is the scale of the loss gradient, and must not be shared with layers.
             merged = None
-        # None if the gradient of a leaf would underflow at the merged scale.
+        # None if nothing was merged, or hooks are worth their time.
         choice = merged and choose_merged(components, merged, limits, choice_of, self._spread / policy.margin)
         if choice is None:
             choice, merged = choice_of(components, limits), None
-        # Usually the last choice for these loss weights is equal, and used again, as its steps are planned.
-        # A rerun has new limits, and a rebuilt graph may have other nodes.
+        # Usually the last choice for these loss weights is equal, and used again, with its reasons, because
+        # its steps are cached. A rerun makes its own schedule; a rebuilt graph may have other nodes.
         last = None if request.rerun else prepared.schedules.last(loss_weights)
         if (
             last is not None

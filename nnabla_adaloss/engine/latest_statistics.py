@@ -29,7 +29,7 @@ class StatisticsRequest(NamedTuple):
     """Positions of the variables whose statistics are needed."""
 
     gradients: FrozenSet[int]  # gradients that methods use
-    data: FrozenSet[int]
+    data: FrozenSet[int]  # weights, also those of products of activations
     watched: FrozenSet[int]  # gradients that are only reported
 
 
@@ -119,9 +119,9 @@ class LatestStatistics:
 
     @property
     def is_incomplete(self) -> bool:
-        """True if a needed weight, or all gradients that methods use, are unmeasured."""
-        parameters, gradients = self._plan.described.kept, self.request.gradients
-        return any(p in parameters and self._key(p) not in self._at_start for p in self.request.data) or (
+        """True if all must be measured: a needed parameter, or every gradient of methods, is unmeasured."""
+        kept, gradients = self._plan.described.kept, self.request.gradients
+        return any(p in kept and self._key(p) not in self._at_start for p in self.request.data) or (
             bool(gradients) and gradients.isdisjoint(self._at_start)
         )
 
@@ -222,7 +222,7 @@ class LatestStatistics:
 
     @staticmethod
     def loaded(positions: Sequence[int], state: Sequence[Any]) -> Dict[int, ArrayStatistics]:
-        """Read rows of a `state`, for `load`: of a gradient by its position, of data by `~position`."""
+        """Read statistics from rows of a `state`: a gradient's by its position, data's by `~position`."""
         return {
             key: ArrayStatistics.loaded(values)
             for index, gradient, data in state

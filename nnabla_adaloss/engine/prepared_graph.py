@@ -124,12 +124,11 @@ class PreparedGraph:
 
     @cached_property
     def float_functions(self) -> FrozenSet[int]:
-        """Scalar functions that receive and pass on gradients in float32, as numbers of the functions."""
+        """Float32 functions whose scalar output may leave its component's scale, by number (`arriving`)."""
         plan, keys, rounded = self.plan, self.graph.keys, self.storage.rounded_gradients()
         nodes = [n for n in plan.nodes if n.separates and n.linear and not n.half]
         rescaling = {node.number for node in nodes}
-        # The functions that read its output must change scales, too: one that passes a gradient on unchanged,
-        # as a stack of losses, would pass on the scale of its output.
+        # Readers must rescale, too: a stack of losses, which does not, would pass on its output's scale.
         outputs = [(node.number, node.outputs[0]) for node in nodes if keys[node.outputs[0]] not in rounded]
         return frozenset(n for n, output in outputs if rescaling.issuperset(plan.readers.get(output, ())))
 

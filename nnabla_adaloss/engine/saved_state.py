@@ -151,7 +151,7 @@ def of_topology(plan: GraphPlan, states: Sequence[Saved]) -> List[Saved]:
     network, wiring = fingerprint(plan), _wiring(plan)
 
     def same_functions(lines: Sequence[str]) -> bool:
-        # Earlier versions gave other names to some functions that read no leaf.
+        # Names of functions that read no leaf do not count: earlier versions gave some of them others.
         return len(lines) == len(network) and all(
             line == ours or (not node.leaves and line.startswith(f"{node.type_name} "))
             for line, ours, node in zip(lines, network, plan.nodes)
@@ -163,6 +163,7 @@ def of_topology(plan: GraphPlan, states: Sequence[Saved]) -> List[Saved]:
 
 def _renaming(plan: GraphPlan, states: Sequence[Saved]) -> Callable[[Saved], Dict[str, Any]]:
     """Make a function that replaces, in saved keys, names that functions had in `states` by today's."""
+    # Lines of functions that read leaves end with shapes, and so match no key: their names have not changed.
     names = {
         line[len(node.type_name) + 1 :]: node.label
         for one in states
@@ -178,7 +179,7 @@ def _renaming(plan: GraphPlan, states: Sequence[Saved]) -> Callable[[Saved], Dic
 
 
 def fingerprint(plan: GraphPlan) -> List[str]:
-    """Type, name, and shapes of the leaves of each function."""
+    """Type, name, and shapes of the leaves with a gradient, of each function: "Affine b/affine 3x2 2"."""
     # A batch size thus counts only in functions that read an input with a gradient.
     shapes = plan.described.shapes
     return [

@@ -61,7 +61,7 @@ class LognormalRange(ApproxRange):
 
     def scale(self, g: Any, W: Any, *, range: Range, fan_in: float) -> float:
         """Compute the scale from the logarithms of the elements."""
-        # float32 moments, as published; a float64 element beyond float32 counts as its largest number.
+        # float32 moments, as published; a float64 element beyond float32 counts as float32's largest number.
         magnitudes = np.minimum(np.abs(np.asarray(g)), FLOAT32.max).astype(np.float32)
         nonzero = magnitudes[magnitudes > 0]
         logarithms = np.log(nonzero)
