@@ -10,7 +10,7 @@ import nnabla as nn
 from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
 from ..kernels import Kernels
-from ..kernels.arrays import is_readable
+from ..kernels.arrays import are_readable, is_readable
 from .shared_memory import SharedMemory, shared_memory_of
 from .snapshot import ArraySnapshot, Contents, contents_of, put_back
 
@@ -102,7 +102,9 @@ class ForwardState:
     @property
     def arrays(self) -> List[nn.NdArray]:
         """The present float32 and float16 arrays that forward writes."""
-        return [leaf.data for leaf in self.written if is_readable(leaf.data)]
+        arrays = [leaf.data for leaf in self.written]
+        # One question for all, as they usually are: each pass asks, for two per batch normalization.
+        return arrays if are_readable(arrays) else list(filter(is_readable, arrays))
 
     def _changed(self) -> List[Tuple[nn.Variable, Contents]]:
         """Candidates that the first forward changed, with their contents before it."""

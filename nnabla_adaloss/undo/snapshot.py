@@ -9,7 +9,7 @@ import nnabla as nn
 from numpy.typing import NDArray
 
 from ..kernels import Kernels, ScaledCopies
-from ..kernels.arrays import is_readable
+from ..kernels.arrays import are_readable, is_readable
 
 Contents = Optional[NDArray[Any]]
 """Copy of an array in host memory; None for a lazily zero one."""
@@ -34,7 +34,9 @@ class ArraySnapshot:
             return
         # Valid only when all is saved: a signal may interrupt between any two lines.
         self._arrays, self._copies, self._others = (), [], {}
-        others = {index: contents_of(x) for index, x in enumerate(arrays) if not is_readable(x)}
+        others: Dict[int, Contents] = {}
+        if not are_readable(arrays):
+            others = {index: contents_of(x) for index, x in enumerate(arrays) if not is_readable(x)}
         readable = _without(arrays, others)
         if [x.size for x in readable] != [x.size for x in self._memory]:
             self._memory = [nn.NdArray((x.size,)) for x in readable]
