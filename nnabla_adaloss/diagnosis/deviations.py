@@ -182,6 +182,12 @@ class Deviations(Operands):
             what = f"it computes the difference of numbers up to {largest:.3g}, which is so small "
             what += f"beside them that {stored.name} holds it with an error of {error:.0%}"
             remedy = remedies.of_difference(f)
+            # A finite difference: the same parameters, in functions of their own.
+            sides = [{*network.walk([w.parent])} for w in f.inputs]
+            named = [{*network.parameters(u for g in side for u in g.inputs)} for side in sides]
+            weighted = [side.intersection(network.weighted) for side in sides]
+            if len(sides) == 2 and named[0] and named[0] == named[1] and weighted[0].isdisjoint(weighted[1]):
+                remedy = remedies.LARGER_STEP
             remedy = (feeder or remedy) if remedy == remedies.DIFFERENCE else remedy
             return Cause("precision", name, what, remedy)
         difference = remedies.origin(f.inputs[0]) if own and f.info.type_name == "Log" else None

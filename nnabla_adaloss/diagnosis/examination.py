@@ -271,7 +271,8 @@ class _Examination:
             if not causes:
                 yield from self._branches.blocked(layer for layer in self._layers if layer.name in starved)
             if lost and not causes:
-                end = f" with any scale: in {self._storage} it is too small beside that of others."
+                end = f" with any scale: in {self._storage} it is too small beside that of others: "
+                end += f"{remedies.ALIKE}."
                 yield Note("Many units lose their gradient in ", lost, end)
             coarse = [n.name for n in layers if n.is_judged and n.stored.bits > 8 and n.floor > COARSE / 2.0]
             if coarse and not causes:

@@ -68,6 +68,7 @@ DECAY = "check its weight decay (wd), and its learning rate"
 UNWEIGHTED = (
     "multiply by less, such as a smaller step of time, or normalise in between: no weight is the reason"
 )
+ALIKE = "bring the loss weights of their outputs nearer, or give them a layer of their own"
 LARGER_STEPS = "use a larger learning rate"
 PROPORTIONAL = "start from other numbers than 0: steps are in proportion to them"
 LARGER_SHARE = "use a larger learning rate or coefficient: steps are that share of the weights"
@@ -122,6 +123,7 @@ EXP_OF_LESS = "bring what it reads nearer to 0, such as by a larger bandwidth, o
 MORE_BITS = "use a format with more bits there"
 PERIOD = "subtract whole periods in the feeder, or before what it reads is stored"
 DIFFERENCE = "take the difference before numbers become large (subtract the mean first), or in fp32"
+LARGER_STEP = "use a larger step between the two, or the derivative itself, by nn.grad"
 VARIANCE = "compute a variance as F.mean((x - F.mean(x)) ** 2), which no rounding makes negative"
 SUBTRACT_MEAN = "subtract the mean before the data are fed: rounding loses a variance far below the mean"
 ABOVE = "keep it above 0, such as by F.maximum_scalar(x, 2**-14)"

@@ -166,7 +166,7 @@ def _is_step(f: Any) -> bool:
 
 def _is_straight_through(network: Network, v: nn.Variable) -> bool:
     """True for a difference of a choice and its input that is added to the input: x + stopped(chosen - x)."""
-    difference = v.parent.inputs[0].parent if remedies.is_a(v.parent, "Unlink") else v.parent
+    difference = v.parent.inputs[0].parent if remedies.is_a(v.parent, "Identity", "Unlink") else v.parent
     if not remedies.is_a(difference, "Sub2"):
         return False
     added = (w for f in network.readers[hash(v)] if remedies.is_a(f, "Add2") for w in f.inputs)

@@ -1402,12 +1402,15 @@ def test_a_format_in_which_nnabla_raises_is_left_out_with_a_note() -> None:
     assert any("rounded to bfloat16" in str(note) for note in diagnosis.numbers.notes)
 
 
-def test_a_straight_through_estimator_stops_the_gradient_on_purpose() -> None:
+@pytest.mark.parametrize("unlinked", [True, False])
+def test_a_straight_through_estimator_stops_the_gradient_on_purpose(unlinked: bool) -> None:
     """What its codes lack is a loss of their own."""
     x, t = inputs()
     h, book = hidden(x), nn.parameter.get_parameter_or_create("book", (5, 16), I.NormalInitializer(0.5))
     index = F.min(F.affine(h, F.transpose(book, (1, 0))), axis=1, only_index=True).apply(need_grad=False)
     codes = F.embed(index, book)
-    loss = classes(h + F.unlink(codes - h), t) + F.mean(F.squared_error(h, F.unlink(codes)))
+    difference = codes - h
+    stopped = F.unlink(difference) if unlinked else F.identity(difference).apply(need_grad=False)
+    loss = classes(h + stopped, t) + F.mean(F.squared_error(h, F.unlink(codes)))
     (cause,) = diagnose(updater_of(loss, feeder(x, t), S.Adam()), batches=2).verdict.causes
     assert (cause.parameters, cause.remedy) == (("book",), remedies.STRAIGHT)

@@ -2926,3 +2926,14 @@ def gradient_of_a_factor_beside_large_numbers(mended: bool) -> Built:
         return F.sum(F.sin(factor * large * large * large))
 
     return network(hidden, loss)
+
+
+@trouble("precision", "head/affine/Sub2", "the difference of numbers up to", remedy=remedies.LARGER_STEP)
+def finite_difference_of_a_small_step(mended: bool) -> Built:
+    step = 0.1 if mended else 1e-5
+
+    def loss(x: nn.Variable, t: nn.Variable) -> nn.Variable:
+        ahead, behind = (affine(hidden(v), 1, "head", 0.5) for v in (x + step, x - step))
+        return F.mean(((ahead - behind) * (0.5 / step) - 1.0) ** 2)
+
+    return network(lambda x: x, loss)
