@@ -19,6 +19,7 @@ _WORSE = 1.25
 USELESS = 0.5
 COARSE = 0.3  # a larger error than fp8's usual ones is told
 _LOST = 0.5  # a larger lost share means no gradient, for any error
+_NOTHING = "nothing is lost"
 _UNITS = 0.1  # share of a layer's units that may lose their gradient although another way keeps it
 
 
@@ -246,7 +247,7 @@ def _network(network: NetworkNumbers, layers: List[LayerVerdict], needs: Optiona
     def fails(way: Way) -> str:
         found = [n for n, v in zip(network.layers, layers) if way not in v.serves]
         if not found:
-            return "nothing is lost"
+            return _NOTHING
         worst = max(found, key=lambda n: attrgetter("overflow", "underflow", "error")(n.effects[way]))
         others = f" (and {len(found) - 1} more layer{'s' * (len(found) > 2)})" if found[1:] else ""
         return f"{worst.name} {_lost(worst, way)}{others}"
@@ -266,7 +267,9 @@ def _network(network: NetworkNumbers, layers: List[LayerVerdict], needs: Optiona
     if needs is Way.ONE:
         scale = scale_text(network.scales[Way.ONE])
         line = f"One measured scale works for all layers, {scale} now; without it, {fails(Way.NONE)}; with "
-        return f"{line}65536, {fails(Way.CONSTANT)}. AdaptiveLossScalingUpdater measures it."
+        fixed = f"FixedLossScalingUpdater keeps it; with AdaptiveLossScalingUpdater, {fails(Way.ADAPTIVE)}"
+        end = "AdaptiveLossScalingUpdater measures it" if fails(Way.ADAPTIVE) == _NOTHING else fixed
+        return f"{line}65536, {fails(Way.CONSTANT)}. {end}."
     line = f"{_apart(layers)}: AdaptiveLossScalingUpdater works at its defaults. "
     return f"{line}Without, {fails(Way.NONE)}; with one measured scale, {fails(Way.ONE)}."
 

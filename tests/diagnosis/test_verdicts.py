@@ -99,6 +99,11 @@ ALL = {way.name.lower(): LOST for way in Way}
         ),
         ([layer("a", none=UNITS, constant=UNITS, one=UNITS, adaptive=UNITS)], Way.NONE, "needs no scaling"),
         (
+            [layer("a", none=LOST, constant=LOST, adaptive=LOST)],
+            Way.ONE,
+            "FixedLossScalingUpdater keeps it; with AdaptiveLossScalingUpdater, a loses 90% to underflow.",
+        ),
+        (
             [
                 layer("a", none=LOST, adaptive=StorageEffect(0.0, 0.0, 0.09)),
                 layer("b", constant=LOST, one=LOST),
