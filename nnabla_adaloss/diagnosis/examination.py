@@ -16,6 +16,7 @@ from ..emulation import FormatEmulation
 from ..graph.functions import is_matrix_product
 from . import inputs, remedies
 from .advice import PrecisionAdvice, advise, candidates_of
+from .batches import Batches
 from .branches import Branches
 from .causes import Cause, Note, distinct, listed, summed_up
 from .deviations import Deviations
@@ -315,11 +316,12 @@ class _Examination:
             amaxes[key] = 0.0 if key in roots else max(amaxes.get(key, 0.0), seen_gradient.abs_max)
         others = {str(name): _emulated(examined, name) for name in _FORMATS if name != self._storage}
         emulations = {self._storage: self._emulation, **others}
+        seen_data = Batches(self._network, self._in_fp32)
         for v in filter(self._network.is_input, self._network.inputs.values()):
             # Behind a ReLU with a bias of 0 the signs of next to nothing count, which train nothing.
             least, readers = self._network.format(v).smallest_subnormal / 2.0, self._network.readers[hash(v)]
-            size = max(sight.data[hash(v)].abs_max for sight in self._in_fp32 if hash(v) in sight.data)
-            if size > _NEGLIGIBLE * least and all(is_matrix_product(f.info.type_name) for f in readers):
+            is_multiplied = all(is_matrix_product(f.info.type_name) for f in readers)
+            if is_multiplied and seen_data.largest(v) > _NEGLIGIBLE * least:
                 examined.flush(v, least)
         tried = {name: FormatTrial(examined, layers, one, amaxes) for name, one in emulations.items()}
         keys = (key for layer in layers for key in (*layer.weights, *layer.outputs))
