@@ -76,11 +76,12 @@ class ScaleLimits(NamedTuple):
         return self._replace(limits=limits, floors=floors)
 
     def size_before(self, edge: Edge) -> float:
-        """Assumed amax before an edge; unit amaxes count as 1 if they are unmeasured, or no layer follows."""
+        """Assumed amax before an edge: unit amaxes count as 1 if unmeasured, or if no layer follows."""
         if edge.layer is None:
             # Only the successor's weight includes the function's factor. The unit amax is 1, measured or not.
             return self.loss_weights[edge.successor]
-        return self.loss_weights[edge.predecessor] * (self.unit_amaxes[edge.predecessor] or 1.0)
+        unit_amax = self.unit_amaxes[edge.predecessor]
+        return self.loss_weights[edge.predecessor] * (1.0 if unit_amax is None else unit_amax)
 
     def first_scale(self, index: int, unweighted: float, predecessor_scale: float, span: float) -> float:
         """Scale of an unmeasured or zero component; `unweighted`: at loss weight 1; `span`: see `Start`."""
@@ -179,7 +180,9 @@ def choose(
         else:
             # Unmeasured after a layer: as before it. Another edge may bring larger gradients than this one.
             requested = scale_before * alpha if alpha < math.inf else scale_before
-            scale = requested * limits.size_before(edge) / arriving[successor]
+            # Zeros before it, as of a branch that has underflowed, say nothing about its size.
+            size = limits.size_before(edge)
+            scale = requested * (size / arriving[successor] if size else 1.0)
         scale = min(scale, limits.provisional.get(successor, math.inf))
         if start.power_of_two:
             scale = scale_before * floor_power_of_two(scale / scale_before)

@@ -420,6 +420,16 @@ def test_unmeasured_components_after_layers_follow_the_largest_predecessors(smal
     assert n.of(n.trunk, n.bottom) == [2.0**50] * 2
 
 
+def test_a_branch_that_has_underflowed_does_not_lower_the_trunk_that_it_ends_in() -> None:
+    """In backward it comes after the trunk, whose gradient it adds to: a cycle of zeros."""
+    trunk = affine(nn.Variable((4, 3)), "a")
+    gated = F.tanh(affine(trunk, "b")) * F.sigmoid(affine(trunk, "c"))
+    y = affine(trunk + affine(gated, "d"), "e", 1)
+    n = Graph(F.mean(y))
+    n.choose({y: 2.0**23}, unit_amaxes={y: 2.0**-10, trunk: 0.0, gated: 0.0})
+    assert n.of(y, trunk, gated) == [2.0**23] * 3
+
+
 def test_an_unmeasured_component_after_a_layer_at_the_loss_starts_from_the_loss() -> None:
     x = F.tanh(affine(nn.Variable((1, 3)), "a"))
     n = Graph(affine(x, "single", 1))
