@@ -43,7 +43,7 @@ def find_fault(loss: LossLike, prepared: PreparedGraph, rewind: Callable[[], Non
         rewind()
     # Leaves that forward may write, such as running statistics.
     state = {graph.keys[position] for position in plan.state_leaves}
-    # Those that the running function reads, if finite: if one is nonfinite afterwards, it wrote that one.
+    # Finite leaves of these that the running function reads: one that is nonfinite afterwards it has written.
     finite_state: List[nn.Variable] = []
     fault, run = "", 0  # run: number of functions that have run
 

@@ -163,7 +163,7 @@ def _compute_in_float(graph: Graph, functions: AbstractSet[int]) -> List[nn.Vari
 
 
 def _before_python(functions: List[Any]) -> Set[Any]:
-    """Those of the functions and of their readers, in any graph, that are or lead to a Python function."""
+    """Functions, among these and their readers in any graph, that are or lead to a Python function."""
     # Rewiring a variable sets up all its readers again, where nnabla crashes at Python functions.
     found: Set[Any] = set()
     seen: Set[Any] = set()

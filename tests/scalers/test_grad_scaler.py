@@ -15,6 +15,7 @@ import pytest
 
 from nnabla_adaloss import (
     AdaLossConfig,
+    AdaptiveLossScaling,
     AdaptiveLossScalingUpdater,
     FormatEmulation,
     GradScaler,
@@ -380,6 +381,30 @@ def test_a_batch_added_to_one_that_overflowed_counts_for_solvers_that_step(delay
         assert weights[1].g.item() == 2.0
         assert [scaler.step(solver) for solver in solvers] == updated
         scaler.update()
+
+
+def test_a_batch_added_to_one_that_overflowed_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Repeats could not save the step."""
+    x, w = nn.Variable((2, 1)), nn.Variable((1, 1), need_grad=True)
+    w.d, solver = 1.0, S.Sgd(0.0)
+    solver.set_parameters({"w": w})
+    loss = F.mean(F.affine(x, w) ** 0.5)  # the gradient of a root is infinite at 0
+    scaler = GradScaler(solver, config=AdaLossConfig(delay=0))
+    passes: List[int] = []
+    backward = AdaptiveLossScaling.backward
+
+    def counted(*arguments: Any, **keywords: Any) -> Any:
+        passes[-1] += 1
+        return backward(*arguments, **keywords)
+
+    monkeypatch.setattr(AdaptiveLossScaling, "backward", counted)
+    x.d = 0.0
+    for _ in range(2):
+        passes.append(0)
+        scaler.forward(loss)
+        scaler.backward(loss)
+    assert not scaler.step(solver)
+    assert passes[0] > 2 >= passes[1]
 
 
 def test_calls_in_the_wrong_order_are_refused() -> None:
