@@ -1,34 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """The algorithm: one scale for each component of the gradients, chosen before every backward pass.
 
-A component is a set of gradients that are connected by functions which only pass a scale on. Edges lead from
-one component to the next: layers, which multiply by a weight, scalar functions at the loss, and functions
-whose gradient is not linear. In backward order, with S the scale that the gradients of a component carry:
+A component is a set of gradients that are connected by functions which only pass a scale on. An edge leads
+from a component to one that backward reaches later: a layer, which multiplies by a weight, a scalar function
+at the loss, or a function whose gradient is not linear. S(c) is the scale of the gradients of component c:
 
-    S(root) = the end of the range, as the loss gradient is 1; S0 if given
-    S(c)    = min(limit(c), S(before) * alpha_m)                  by the first edge that leads to c
-    S(c)    = S(before) * alpha_m * size(before) / size           after a layer, if unmeasured
-    S(c)    = start scale / (amax(before) * weight(c))            at the loss, if unmeasured;
-                                                                  of zeros times u_max / (margin * u_min)
+    S(root) = S0 if given; else limit(root), or for a loss gradient of 1 the largest power of two in range
+    S(c)    = min(limit(c), S(before) * alpha_m)              by the first edge that leads to c
+    S(c)    = S(before) * alpha_m * size(edge) / largest(c)   after a layer, if unmeasured
+    S(c)    = start scale / (amax(before) * weight(c))        at the loss, if unmeasured
+    S(c)    = up to u_max / (margin * u_min) times as high    at the loss, if c has underflowed
     S(c)    = lowered, until alpha * max|W| stays in range for every layer that leads to c
-    S(before) = lowered to limit(before) / spare at most, until the copies alpha * W of the layers after it
+    S(before) = lowered, down to limit(before) / spare, until the copies alpha * W of the layers after it
                 keep their bits; not at the root, nor at the loss with a given S0
     alpha   = S(c) / S(before)         of a layer: a power of two
 
-    weight(c) = loss weight of a component, read from the graph before the pass
-    amax(c)   = unit amax: largest remembered gradient of c, divided by its batch's loss weight; 1 if none
-    size(c)   = amax(c) * weight(c); size: the largest `size_before` of the edges to a component
-    limit(c)  = the largest power of two with S * amax(c) * weight(c) <= u_max / margin; with a given S0,
-                at most S0 / weight(c) for components that no layer leads to: at the loss, no scale times its
-                loss weight exceeds S0
-    alpha_m   = the layer's alpha from the loss scale method; infinite for "amax_history"
-    equalized : limits of components that follow each other, at most two bits apart, count as the smallest;
-                so do those after several losses, at most four bits apart
-    merged    : components that only hooks could split are one, with the smallest of their limits, unless
-                the gradient of a leaf would underflow, and hooks help much: see `choose_merged`
-    spare     : 2^12 for float16: gradients that far below their limit keep their bits, too; 2^20 where
-                the copy would lose nearly all bits otherwise
-    inactive  : with a loss weight of 0, c limits nothing, and has its successors' largest scale
+    weight(c)  = loss weight of a component, read from the graph before the pass
+    amax(c)    = unit amax: largest remembered gradient of c, divided by its batch's loss weight; 1 if none
+    size(edge) = amax(before) * weight(before), the largest gradient expected before the edge
+    largest(c) = the largest size of all edges that lead to c
+    limit(c)   = the largest power of two with S * amax(c) * weight(c) <= u_max / margin; with a given S0
+                 also S0 / weight(c) for components that no layer leads to
+    alpha_m    = the layer's alpha from the loss scale method; infinite for "amax_history"
+    equalized  : components that follow each other have the smallest of their limits, if these are at most two
+                 bits apart; so have those after several losses, if at most four bits apart
+    merged     : components that only hooks could split are one, with the smallest of their limits
+    spare      : 2^12 for float16: gradients that far below their limit keep their bits, too; 2^20 where
+                 the copy would lose nearly all bits otherwise
+    inactive   : with a loss weight of 0, c limits nothing, and has its successors' largest scale
 
 All functions here are pure.
 """
@@ -36,16 +35,17 @@ All functions here are pure.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from typing import AbstractSet, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from .components import Components, Edge, MergedComponents
 from .layer_alpha import AlphaBounds
 from .layer_record import Reason
 from .power_of_two import floor_power_of_two
-from .scale_history import equalized
 
-_WORTH_HOOKS = 2.0**6  # ratio of a scale of its own to the merged one from which hooks are worth their time
-_LOSSES_APART = 16.0  # scales of several losses within this factor of each other are equalized
+_WORTH_HOOKS = 2.0**6  # ratio of a split scale to the merged one above which hooks are worth their time
+_APART = 4.0  # factor within which the limits of successive components are equalized
+_LOSSES_APART = 16.0  # factor within which the limits after several losses are equalized
 
 MethodAlpha = Callable[[str, float, float], Tuple[float, Reason]]
 """Computes alpha and its reason from a layer's name, S, and S without compensation of a small loss."""
@@ -59,35 +59,35 @@ class ScaleLimits(NamedTuple):
     loss_weights: Tuple[float, ...]  # 0: inactive in this batch
     unit_amaxes: Sequence[Optional[float]]  # None: unmeasured
     underflowed: AbstractSet[int] = frozenset()  # measured as zero, although predecessors are not
-    equalize: bool = True  # True if successive components may share a scale
+    equalize: bool = True  # True if close limits are equalized
     bounds: Mapping[int, AlphaBounds] = {}  # bounds of alphas, by position of the weight
     # Scale of a component below which its gradients lose bits; without one, no weight lowers the scale.
     floors: Mapping[int, float] = {}
 
     def with_s0(self, components: Components, s0: float) -> ScaleLimits:
-        """Limit scales at the loss: that of each component to a given S0 divided by its loss weight."""
+        """Limit each scale at the loss to a given S0, divided by the component's loss weight."""
         limits = list(self.limits)
         for index in components.at_loss:
             weight, limit = self.loss_weights[index], limits[index]
             if weight:
                 limits[index] = min(within_float32(s0 / weight), math.inf if limit is None else limit)
-        # Without floors these scales are not lowered to keep the bits of weights: a given S0 stays.
+        # No weight lowers these scales: a given S0 stays.
         floors = {i: floor for i, floor in self.floors.items() if i not in components.at_loss}
         return self._replace(limits=limits, floors=floors)
 
     def size_before(self, edge: Edge) -> float:
-        """Assumed amax before an edge: unit amaxes count as 1 if unmeasured, or if no layer follows."""
+        """Largest gradient expected before an edge, without scale."""
         if edge.layer is None:
-            # Only the successor's weight includes the function's factor. The unit amax is 1, measured or not.
+            # The successor's loss weight contains the factor of this function, and all before it at the loss.
             return self.loss_weights[edge.successor]
         unit_amax = self.unit_amaxes[edge.predecessor]
         return self.loss_weights[edge.predecessor] * (1.0 if unit_amax is None else unit_amax)
 
     def first_scale(self, index: int, unweighted: float, predecessor_scale: float, span: float) -> float:
-        """Scale of an unmeasured or zero component; `unweighted`: at loss weight 1; `span`: see `Start`."""
-        scale = unweighted / (self.loss_weights[index] or 1.0)
+        """Scale of a component without a limit; `unweighted`: for a loss weight of 1; `span`: see `Start`."""
+        scale = unweighted / self.loss_weights[index]
         if index in self.underflowed:
-            # The function that computed it ran at the lower of both scales, with all gradients below u_min.
+            # The function before it ran at the lower of the two scales, where all results were below u_min.
             # A scale `span` times as high brings a gradient of u_min to u_max / margin.
             scale = max(scale, min(scale, predecessor_scale) * span)
         return within_float32(scale)
@@ -96,30 +96,31 @@ class ScaleLimits(NamedTuple):
         """Limits of merged components, the strictest of their parts; `merged_of`: their index, by part."""
 
         def combined(
-            pick: Callable[[float, float], float], of_parts: Iterable[Tuple[int, Optional[float]]]
+            pick: Callable[[List[float]], float], of_parts: Iterable[Tuple[int, Optional[float]]]
         ) -> Dict[int, float]:
             """Pick one value for each merged component of which any part has one."""
-            result: Dict[int, float] = {}
+            values: Dict[int, List[float]] = defaultdict(list)
             for part, value in of_parts:
                 if value is not None:
-                    result[merged_of[part]] = pick(value, result.get(merged_of[part], value))
-            return result
+                    values[merged_of[part]].append(value)
+            return {index: pick(of_index) for index, of_index in values.items()}
 
         limits, weights = combined(min, enumerate(self.limits)), combined(max, enumerate(self.loss_weights))
-        # Parts compare by their gradients, not by unit amaxes, as their loss weights differ.
+        # Loss weights of parts differ, so that their unit amaxes cannot be compared, but their gradients can.
         amaxes = [None if a is None else a * w for a, w in zip(self.unit_amaxes, self.loss_weights)]
-        largest, indices = combined(max, enumerate(amaxes)), range(len(weights))
+        unit_amaxes = {i: amax / (weights[i] or 1.0) for i, amax in combined(max, enumerate(amaxes)).items()}
+        indices = range(len(weights))
         return self._replace(
             limits=[limits.get(i) for i in indices],
             provisional=combined(min, self.provisional.items()),
             loss_weights=tuple([weights[i] for i in indices]),
-            unit_amaxes=[largest[i] / (weights[i] or 1.0) if i in largest else None for i in indices],
+            unit_amaxes=[unit_amaxes.get(i) for i in indices],
             underflowed={merged_of[part] for part in self.underflowed},
             floors=combined(max, self.floors.items()),
         )
 
     def of_root(self, start_scale: float, span: float) -> float:
-        """Scale of a loss gradient that is not 1, but measured like any other; arguments as in `Start`."""
+        """Scale of a loss gradient that may be any array, not the 1 of a scalar; arguments as in `Start`."""
         scale = self.limits[0]
         if scale is None:
             scale = self.first_scale(0, start_scale, math.inf, span)
@@ -130,8 +131,8 @@ class Start(NamedTuple):
     """Scales from which a choice starts."""
 
     root_scale: float  # of the loss gradient
-    # The given S0, or the scale before any measurement: unmeasured components and `accum_upper_bound` count
-    # from it, as `root_scale` may compensate a small loss.
+    # The given S0, or the initial one. A higher `root_scale` only compensates a small loss: unmeasured
+    # components and `accum_upper_bound` are relative to `start_scale`.
     start_scale: float
     span: float  # u_max / (margin * u_min): ratio of the largest to the smallest magnitude to keep
     power_of_two: bool = True  # True if every other scale is the root's times a power of two
@@ -147,14 +148,13 @@ class Choice(NamedTuple):
 def choose(
     components: Components, limits: ScaleLimits, start: Start, method_alpha: Optional[MethodAlpha]
 ) -> Choice:
-    """Choose the scale of each component, by the formulas above: follow the edges from the loss, each of
-    which gives its successor a scale, then lower scales for weights. `method_alpha`: None for "amax_history".
+    """Choose the scale of each component by the formulas above: each edge gives its successor a scale, then
+    scales are lowered for weights. `method_alpha`: None for "amax_history".
     """
     shared_limits = _equalized(components, limits)
-    # Largest gradient that arrives at each component, which unmeasured ones need.
-    arriving: Dict[int, float] = {}
+    largest: Dict[int, float] = {}  # by successor: the largest gradient expected before edges to it
     for edge in components.edges if None in limits.limits else ():
-        arriving[edge.successor] = max(limits.size_before(edge), arriving.get(edge.successor, 0.0))
+        largest[edge.successor] = max(limits.size_before(edge), largest.get(edge.successor, 0.0))
     scale_of = {components.root: start.root_scale}
     alpha_products = {components.root: 1.0}  # of the layers from the loss to each component
     nonzero = {components.root}  # components that receive a nonzero gradient
@@ -165,7 +165,7 @@ def choose(
         # Alpha that the method requests.
         alpha, reason = math.inf, Reason.SCALE_LIMIT
         if layer is not None and method_alpha is not None:
-            # A root scale above the start scale compensates a small loss: bounds do not count the excess.
+            # The method's bounds limit S without the part that compensates a small loss.
             uncompensated = min(scale_before, start.start_scale * alpha_products[predecessor])
             alpha, reason = method_alpha(layer, scale_before, uncompensated)
         # Scale that this edge gives its successor.
@@ -174,30 +174,30 @@ def choose(
             if scale == limit:
                 reason = Reason.SCALE_LIMIT if limit == limits.limits[successor] else Reason.EQUALIZED
         elif layer is None or predecessor in components.scalar_components:
-            # Unmeasured at the loss: gradients are assumed as large as before it.
+            # Unmeasured at the loss: the unit amax is expected to be that of the predecessor.
             unweighted = start.start_scale / (limits.unit_amaxes[predecessor] or 1.0)
             scale = limits.first_scale(successor, unweighted, scale_before, start.span)
         else:
-            # Unmeasured after a layer: as before it. Another edge may bring larger gradients than this one.
-            requested = scale_before * alpha if alpha < math.inf else scale_before
-            # Zeros before it, as of a branch that has underflowed, say nothing about its size.
+            # Unmeasured after a layer: the scale before it, lowered if another edge brings larger gradients.
+            scale = scale_before * alpha if alpha < math.inf else scale_before
             size = limits.size_before(edge)
-            scale = requested * (size / arriving[successor] if size else 1.0)
+            if size:  # zeros, as of a branch that has underflowed, tell nothing
+                scale *= size / largest[successor]
         scale = min(scale, limits.provisional.get(successor, math.inf))
         if start.power_of_two:
             scale = scale_before * floor_power_of_two(scale / scale_before)
-        # The first edge into a component determines its scale; into an unmeasured one, whose scale follows
-        # from its predecessor, the first that brings a nonzero gradient.
-        brings_nonzero = predecessor in nonzero
-        if successor not in scale_of or (limit is None and brings_nonzero and successor not in nonzero):
+        # The first edge determines the scale of its successor. If that is unmeasured, its scale follows from
+        # its predecessor's, and an edge that brings zeros is overruled by the first that does not.
+        overrules = limit is None and predecessor in nonzero and successor not in nonzero
+        if successor not in scale_of or overrules:
             scale_of[successor] = scale
             applied = 1.0 if layer is None else scale / scale_before
             alpha_products[successor] = alpha_products[predecessor] * applied
         elif scale != scale_of[successor]:
-            # Another function's contribution carries another scale already.
             reason = Reason.BRANCHES
-        # Measured nonzero, or after a nonzero one; but an unmeasured scalar may be a zero of this batch.
-        if limit is not None or (brings_nonzero and successor not in components.scalar_components):
+        # Gradients after nonzero ones are nonzero, except that an unmeasured scalar may be 0 in this batch.
+        passes_nonzero = predecessor in nonzero and successor not in components.scalar_components
+        if limit is not None or passes_nonzero:
             nonzero.add(successor)
         if layer is not None:
             reasons[layer] = reason
@@ -217,22 +217,23 @@ def choose_merged(
     choice_of: Callable[[Components, ScaleLimits], Choice],
     spread: float,
 ) -> Optional[Choice]:
-    """Choose scales that are equal for components that only hooks could split; None if hooks are worth it: a
-    leaf's largest contributions pass a scale `spread` below its limit and `_WORTH_HOOKS` below its split one.
+    """Choose equal scales for components that only hooks could split; None if hooks are worth their time:
+    they raise a scale by more than `_WORTH_HOOKS`, and else the largest contributions to a leaf underflow.
+    `spread`: ratio of limit to scale up to which gradients do not underflow.
     """
     choice = choice_of(merged.components, limits.merged(merged.of))
     # From merged components to their parts.
     choice = choice._replace(scales=[choice.scales[index] for index in merged.of])
     limit_of = {i: limit for i, limit in enumerate(limits.limits) if limit is not None}
-    too_low = {i for i, limit in limit_of.items() if limit > spread * choice.scales[i]}
-    if not too_low:
+    underflowing = {i for i, limit in limit_of.items() if limit > spread * choice.scales[i]}
+    if not underflowing:
         return choice
     split = choice_of(components, limits)
-    worth_hooks = {i for i in too_low if split.scales[i] > _WORTH_HOOKS * choice.scales[i]}
-    # Gradients that have underflowed there bring their errors to all descendants.
+    worth_hooks = {i for i in underflowing if split.scales[i] > _WORTH_HOOKS * choice.scales[i]}
+    # Their errors reach all descendants.
     inexact = components.with_descendants(worth_hooks)
     for contributors in components.leaves.values():
-        # Limits are of whole components: the smallest stands for the largest contributions.
+        # The component with the smallest limit has the largest gradients.
         by_limit = {limit_of[i]: i for i in contributors if i in limit_of}
         if by_limit and by_limit[min(by_limit)] in inexact:
             return None
@@ -241,12 +242,10 @@ def choose_merged(
 
 def _in_order(components: Components, loss_weights: Sequence[float]) -> Iterable[Edge]:
     """Yield the edges between active components, each after one that reaches its predecessor."""
-    # Backward order would do if all were active. The first edge to a trunk of several heads may come from an
-    # inactive head: then edges from the trunk wait for one from another head, or are left out without one.
+    # Usually this is backward order. But the first edge to a trunk of several heads may come from an inactive
+    # head: then edges from the trunk wait until an active head has reached it.
     reached = {components.root}
-    waiting = [
-        edge for edge in components.edges if loss_weights[edge.predecessor] and loss_weights[edge.successor]
-    ]
+    waiting = [e for e in components.edges if loss_weights[e.predecessor] and loss_weights[e.successor]]
     while waiting:
         later = []
         for edge in waiting:
@@ -255,25 +254,40 @@ def _in_order(components: Components, loss_weights: Sequence[float]) -> Iterable
                 yield edge
             else:
                 later.append(edge)
-        waiting = later if len(later) < len(waiting) else []
+        waiting = later if len(later) < len(waiting) else []  # the rest is never reached
 
 
 def _equalized(components: Components, limits: ScaleLimits) -> Sequence[Optional[float]]:
-    """Equalize close limits, as each change of scale costs a copied weight: those of the first arrays after
-    each loss, then those of neighbours in backward order. Scalars, cheap to multiply, keep their own.
+    """Equalize close limits, as layers that change the scale copy their weights. Limits of scalars, which are
+    cheap to multiply, stay.
     """
     if not limits.equalize:
         return limits.limits
     scalars = components.scalar_components
     of_arrays = {i: limit for i, limit in enumerate(limits.limits) if limit is not None and i not in scalars}
+    # The first arrays after each loss.
     after_scalars = {e.successor for e in components.edges if e.layer is None and e.predecessor in scalars}
     after_losses = after_scalars & of_arrays.keys()
     smallest = min([of_arrays[i] for i in after_losses], default=0.0)
     for index in after_losses:
         if of_arrays[index] <= _LOSSES_APART * smallest:
             of_arrays[index] = smallest
+    # Arrays that follow each other in backward order, which is the order of the components.
     of_arrays = dict(zip(of_arrays, equalized([*of_arrays.values()])))
     return [of_arrays.get(index, limit) for index, limit in enumerate(limits.limits)]
+
+
+def equalized(limits: Iterable[float]) -> List[float]:
+    """Give successive limits within two bits, a run, the smallest of them."""
+    runs: List[List[float]] = []
+    smallest, largest = math.inf, 0.0  # of the last run
+    for limit in limits:
+        smallest, largest = min(smallest, limit), max(largest, limit)
+        if not runs or largest > _APART * smallest:
+            runs.append([])
+            smallest = largest = limit
+        runs[-1].append(limit)
+    return [low for run in runs for low in [min(run)] * len(run)]
 
 
 def within_float32(scale: float) -> float:
@@ -285,14 +299,14 @@ def within_float32(scale: float) -> float:
 def _set_inactive(
     components: Components, scales: List[float], loss_weights: Sequence[float], root_scale: float
 ) -> None:
-    """Give inactive components the largest scale of their successors, or else `root_scale`: an alpha above 1
-    could make infinities of their weights' copies, and NaNs of gradients of 0.
+    """Give inactive components the largest scale of their successors, or else `root_scale`: above an alpha of
+    1 a weight's copy could be infinite, and its product with their gradients of 0 NaN.
     """
     edges = [edge for edge in reversed(components.edges) if not loss_weights[edge.predecessor]]
     for edge in edges:
         scales[edge.predecessor] = 0.0
     before: List[float] = []
-    while scales != before:  # ends, as scales only increase, to values that are in the list already
+    while scales != before:  # until no scale rises; each rises to another in the list, so this ends
         before = [*scales]
         for edge in edges:
             scales[edge.predecessor] = max(scales[edge.predecessor], scales[edge.successor])
@@ -329,7 +343,7 @@ def _keep_bits_of_weights(
         lowered = False
         for edge in edges:
             scale_before, scale_after = scales[edge.predecessor], scales[edge.successor]
-            bounds = limits.bounds[edge.weight]
+            bounds, floor = limits.bounds[edge.weight], limits.floors[edge.predecessor]
             if scale_after >= scale_before * bounds.least_for_bits:
                 continue  # alpha is large enough
             # A lower scale raises the alphas of all layers after it, of which none may exceed its highest.
@@ -338,13 +352,13 @@ def _keep_bits_of_weights(
                 for e in edges
                 if e.predecessor == edge.predecessor
             )
-            gradients_keep_bits = limits.floors[edge.predecessor]
-            alpha, lowest = bounds.least_for_bits, max(gradients_keep_bits, in_range)
+            alpha, lowest = bounds.least_for_bits, max(floor, in_range)
             if scale_after < lowest * bounds.least_for_few_bits:
                 # The copy would keep fewer than a few bits: for these, gradients give up some of theirs.
-                alpha = bounds.least_for_few_bits
-                lowest = max(gradients_keep_bits / bounds.beyond_floor, in_range)
-            # The lower scale is the one from which `alpha` leads to `scale_after`, but not below `lowest`.
+                alpha, lowest = bounds.least_for_few_bits, max(floor / bounds.beyond_floor, in_range)
+                if scale_after < lowest * alpha:
+                    continue  # even these would be lost
+            # `alpha` leads from the lower scale to `scale_after`, unless that scale is below `lowest`.
             factor = floor_power_of_two(scale_before / max(lowest, scale_after / alpha))
-            if factor > 1.0 and scale_after >= lowest * bounds.least_for_few_bits:
+            if factor > 1.0:
                 scales[edge.predecessor], lowered = scale_before / factor, True

@@ -21,21 +21,6 @@ from .validation import integer, number, positive_integer, positive_number
 _STEP = 4.0  # factor of lowering a scale for the next try, beyond the margin below the overflow
 _LEAST_MEASUREMENTS = 16  # fewer do not show the range of gradients
 
-_APART = 4.0  # factor within which scales are equalized, as a layer that changes the scale copies its weight
-
-
-def equalized(scales: Sequence[float]) -> List[float]:
-    """Equalize successive scales in runs within two bits: each takes the smallest of its run."""
-    runs: List[List[float]] = []
-    smallest = largest = 0.0  # of the last run; any scale begins the first one
-    for scale in scales:
-        smallest, largest = min(smallest, scale), max(largest, scale)
-        if largest > _APART * smallest:
-            runs.append([])
-            smallest = largest = scale
-        runs[-1].append(scale)
-    return [low for run in runs for low in [min(run)] * len(run)]
-
 
 class AmaxWindow(NamedTuple):
     """Sliding maximum of magnitudes over the last iterations."""

@@ -13,7 +13,15 @@ import nnabla.parametric_functions as PF
 import pytest
 from hypothesis import given, settings
 
-from nnabla_adaloss.core.choose import Choice, ScaleLimits, Start, choose, choose_merged, within_float32
+from nnabla_adaloss.core.choose import (
+    Choice,
+    ScaleLimits,
+    Start,
+    choose,
+    choose_merged,
+    equalized,
+    within_float32,
+)
 from nnabla_adaloss.core.components import Components, MergedComponents, merge_components
 from nnabla_adaloss.core.layer_alpha import AlphaBounds
 from nnabla_adaloss.core.layer_record import Reason
@@ -177,6 +185,23 @@ def test_components_at_most_two_bits_apart_share_a_scale() -> None:
     graph = Graph(total * 0.5)
     graph.choose({total: 2.0**19, y: 2.0**20}, equalize=True)
     assert graph.of(total, y) == [2.0**19, 2.0**20]
+
+
+@given(st.lists(st.integers(-24, 100)) | st.lists(st.integers(0, 8)))
+def test_equalized_scales_are_at_most_two_bits_smaller_and_seldom_change(
+    exponents: List[int],
+) -> None:
+    scales = [2.0**e for e in exponents]
+    found = equalized(scales)
+    assert len(found) == len(scales)
+    assert all(scale / 4.0 <= one <= scale for one, scale in zip(found, scales))
+    # From each change on, what follows could not have gone on with one scale.
+    start = 0
+    for index in range(1, len(found)):
+        if found[index] != found[index - 1]:
+            run = scales[start : index + 1]
+            assert max(run) > 4.0 * min(run)
+            start = index
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 
 from nnabla_adaloss.core.power_of_two import floor_power_of_two
-from nnabla_adaloss.core.scale_history import AmaxWindow, HistoryPolicy, equalized
+from nnabla_adaloss.core.scale_history import AmaxWindow, HistoryPolicy
 
 magnitudes = st.one_of(
     st.sampled_from([0.0, 1.0, 2.0]), st.floats(0.0, 1e300), st.floats(0.0, 2.0**-1022, allow_subnormal=True)
@@ -130,23 +130,6 @@ def test_arguments_that_make_no_policy(name: str, values: Any) -> None:
     for value in values:
         with pytest.raises((TypeError, ValueError), match=name):
             HistoryPolicy(**{name: value})
-
-
-@given(st.lists(st.integers(-24, 100)) | st.lists(st.integers(0, 8)))
-def test_equalized_scales_are_at_most_two_bits_smaller_and_seldom_change(
-    exponents: List[int],
-) -> None:
-    scales = [2.0**e for e in exponents]
-    found = equalized(scales)
-    assert len(found) == len(scales)
-    assert all(scale / 4.0 <= one <= scale for one, scale in zip(found, scales))
-    # From each change on, what follows could not have gone on with one scale.
-    start = 0
-    for index in range(1, len(found)):
-        if found[index] != found[index - 1]:
-            run = scales[start : index + 1]
-            assert max(run) > 4.0 * min(run)
-            start = index
 
 
 @given(st.floats(2.0**-30, 2.0**30))
