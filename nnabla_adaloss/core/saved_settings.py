@@ -27,21 +27,20 @@ class SettingValue(NamedTuple):
 def fields_of(value: Any) -> Dict[str, SettingValue]:
     """Fields of a dataclass as settings; empty for anything else."""
     settings: Dict[str, SettingValue] = {}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            factory = field.default_factory
-            default = field.default if factory is dataclasses.MISSING else factory()
-            settings[field.name] = SettingValue(getattr(value, field.name), default)
+    for field in dataclasses.fields(value) if dataclasses.is_dataclass(type(value)) else ():
+        factory = field.default_factory
+        default = field.default if factory is dataclasses.MISSING else factory()
+        settings[field.name] = SettingValue(getattr(value, field.name), default)
     return settings
 
 
 def plain(value: Any) -> Any:
-    """Convert `value` as JSON would: NumPy's numbers cannot be saved, and tuples become lists."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    """Convert a setting to what a JSON file would return for it: a number, a string, a list or a dict."""
+    if dataclasses.is_dataclass(type(value)):
         parameters = {name: plain(parameter) for name, parameter in dataclasses.asdict(value).items()}
         return {"type": _name(type(value)), **parameters}
     if callable(value) or isinstance(value, Method):
-        # A callable object, such as a functools.partial, goes by the name of its class.
+        # A function has a name of its own; a functools.partial, or another object, only its class has.
         return _name(value if hasattr(value, "__qualname__") else type(value))
     if isinstance(value, np.generic):
         return value.item()
@@ -66,25 +65,24 @@ def not_default(settings: Mapping[str, SettingValue]) -> List[str]:
 def with_known_names(
     saved: Mapping[str, Any],
     settings: Mapping[str, SettingValue],
-    chosen: Optional[Collection[str]],
+    changed: Optional[Collection[str]],
     path: str = "",
 ) -> Tuple[Dict[str, Any], List[str]]:
-    """Read settings of any version: the values of this version's `settings`, and names of all others saved.
+    """Return the saved values of this version's `settings`, and the names of saved settings that it lacks.
 
-    ValueError if a setting that only one of the two has is not at its default, so that the training would go
-    on in another way. `chosen`: names of saved settings that are not at their defaults; None, as in older
-    states: any may be. `path`: prefix of these names for the fields of an object.
+    ValueError if a setting that only one of the two versions has is not at its default, so that the training
+    would go on in another way. `changed`: names of saved settings that are not at their defaults; None, as in
+    older states: any may be. `path`: prefix of these names for the fields of an object.
     """
-    read: Dict[str, Any] = {}
-    foreign: List[str] = []
-    # Settings that this version lacks.
-    for name in sorted(saved.keys() - settings.keys()):
-        if chosen is None or path + name in chosen:
+    lacking = sorted(saved.keys() - settings.keys())
+    for name in lacking:
+        if changed is None or path + name in changed:
             raise ValueError(
                 f"state was saved with {path}{name}={saved[name]!r}, which this version does not know: "
                 "load it with the version of nnabla_adaloss that saved it"
             )
-        foreign.append(path + name)
+    read: Dict[str, Any] = {}
+    foreign = [path + name for name in lacking]
     for name, setting in settings.items():
         kind = _name(type(setting.value))
         if name not in saved:
@@ -97,10 +95,9 @@ def with_known_names(
             read[name] = plain(setting.value)
         elif isinstance(saved[name], Mapping) and _is_same_class(saved[name].get("type"), kind):
             # An object, such as a method, of the same class here: its fields are settings.
-            saved_fields = {field: value for field, value in saved[name].items() if field != "type"}
-            fields = fields_of(setting.value)
-            own, more = with_known_names(saved_fields, fields, chosen, f"{path}{name}.")
-            read[name] = {"type": kind, **own}
+            fields = {"type": SettingValue(kind), **fields_of(setting.value)}
+            saved_fields = {**saved[name], "type": kind}
+            read[name], more = with_known_names(saved_fields, fields, changed, f"{path}{name}.")
             foreign += more
         else:
             read[name] = saved[name]

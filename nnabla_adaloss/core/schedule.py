@@ -11,8 +11,8 @@ from .choose import within_float32
 from .components import Components, MergedComponents, NodeStructure
 from .layer_record import Reason
 
-# Largest ratio between the scales of a float32 scalar and of its component, at whose scale 16 bits hold it.
-# float32 still holds the scalar then, and the factor between two such scalars of equally scaled components.
+# Factor by which the scale of a float32 scalar may differ from that of its component, at which it fits in 16
+# bits. So it fits in float32; and so does the factor between a scalar moved up and another moved down.
 _FLOAT_FACTOR = 2.0**60
 
 
@@ -55,29 +55,28 @@ class ScaleSchedule:
     @cached_property
     def loss_scale(self) -> float:
         """Reported S0: the root's scale; if measured, that of the first active component after scalars."""
-        if self.given_scale is None:
-            # A scalar root has the largest scale that its format allows, whatever the network.
-            scalars, at_loss = self.components.scalar_components, self.components.at_loss
-            for edge in self.components.edges:
-                leaves_scalars = edge.predecessor in at_loss and edge.successor not in scalars
-                if leaves_scalars and edge.layer is None and self.loss_weights[edge.successor]:
-                    return self.component_scales[edge.successor]
-        return self.component_scales[self.components.root]
+        components = self.components
+        # A measured scale of a scalar root is the largest that its format allows, whatever the network.
+        for edge in components.edges if self.given_scale is None else ():
+            leaves_scalars = edge.predecessor in components.at_loss and edge.layer is None
+            to_array = edge.successor not in components.scalar_components
+            if leaves_scalars and to_array and self.loss_weights[edge.successor]:
+                return self.component_scales[edge.successor]
+        return self.component_scales[components.root]
 
     def loss_weight_of(self, position: int) -> float:
-        """Loss weight of a gradient."""
-        index = self.components.of.get(position)
-        return 1.0 if index is None else self.loss_weights[index]
+        """Loss weight of a gradient of no leaf."""
+        return self.loss_weights[self.components.of[position]]
 
     def moved_to(self, loss_weights: Tuple[float, ...], max_scale: float) -> Optional[ScaleSchedule]:
-        """Schedule with the same alphas for other loss weights, against which scales move; None unless the
-        weights of all arrays move by one factor, and scales stay within `max_scale`.
+        """Divide scales by the factors of their loss weights, so that gradients are stored as before; None if
+        alphas would change, or a scale would leave the range up to `max_scale`.
         """
         if [old > 0.0 for old in self.loss_weights] != [new > 0.0 for new in loss_weights]:
             return None  # other components are inactive
-        # Scales times loss weights stay, so that gradients are stored as before. None: inactive.
         moves = [old / new if new else None for old, new in zip(self.loss_weights, loss_weights)]
-        # Alphas are ratios of arrays' scales. Weights of scalars may move otherwise: that of the loss is 1.
+        # An alpha is the ratio of two arrays' scales: it stays if all arrays move by one factor. Weights of
+        # scalars may move by others: that of the loss is always 1.
         scalars = self.components.scalar_components
         of_arrays = {move for i, move in enumerate(moves) if move is not None and i not in scalars}
         if len(of_arrays) != 1:
@@ -91,16 +90,16 @@ class ScaleSchedule:
 
     @cached_property
     def arriving(self) -> Mapping[int, float]:
-        """Scale of each gradient, by position, when all functions have contributed to it, before `steps`
-        multiply it: its component's, except for float32 scalars.
+        """Scale of each gradient, by position, when all functions have contributed to it and `steps` have not
+        multiplied it yet: its component's, except for float32 scalars.
         """
         scales = {position: self.component_scales[index] for position, index in self.components.of.items()}
-        # A float32 scalar takes the lowest scale of its function's inputs, within `_FLOAT_FACTOR` of its own,
-        # so that this input's gradient need not be multiplied; in forward order, as chains hand it on.
-        for node in reversed(self.nodes) if self.float_functions else ():
+        # A float32 scalar takes the lowest scale of its function's inputs, so that this input's gradient need
+        # not be multiplied. In forward order: the inputs may be such scalars themselves.
+        for node in reversed(self.nodes):
             if node.number in self.float_functions and node.inputs:
-                scale, of_inputs = scales[node.outputs[0]], min(scales[position] for position in node.inputs)
-                scales[node.outputs[0]] = min(max(of_inputs, scale / _FLOAT_FACTOR), scale * _FLOAT_FACTOR)
+                own, lowest_input = scales[node.outputs[0]], min([scales[p] for p in node.inputs])
+                scales[node.outputs[0]] = min(max(lowest_input, own / _FLOAT_FACTOR), own * _FLOAT_FACTOR)
         return scales
 
     @cached_property
@@ -109,7 +108,7 @@ class ScaleSchedule:
         scales = {**self.arriving}
         for node in self.nodes:
             if node.separates:
-                # A leaf's gradient is kept in an array of its own, which stays at the scale of its function.
+                # Its contribution to a leaf is in an array of its own, which nothing multiplies afterwards.
                 leaves = [one.input for one in node.layer_inputs if one.to_leaf]
                 scales.update(dict.fromkeys((*node.outputs, *leaves), self._running_scale(node)))
         return scales
@@ -118,8 +117,8 @@ class ScaleSchedule:
         """Scale at which a function that separates components reads its output gradient."""
         if not node.linear:
             return 1.0  # such as a clipping function, which compares gradients with a constant
-        # Multiplying its scalar output costs less than multiplying an array. So it is lowered to the scale of
-        # the first input; but not raised, as at a higher scale 16 bits may not hold it.
+        # Bringing its scalar output to the scale of the first input costs less than multiplying an array. But
+        # it is only lowered: 16 bits may not hold it at a higher scale.
         return min([self.arriving[position] for position in (*node.outputs[:1], *node.inputs[:1])])
 
     @cached_property
@@ -129,21 +128,19 @@ class ScaleSchedule:
         arriving = self.arriving
         reached: Set[int] = set()  # gradients to which a function has contributed already
         for node in self.nodes:
-            scale = self.scales[node.outputs[0]]
+            scale, rescaled = self.scales[node.outputs[0]], []
             if node.separates:
-                # Outputs, except those that backward starts from, and inputs to which others have contributed
-                # are rescaled to the scale at which it runs. Afterwards all inputs get their own scales.
-                outputs = node.outputs if node is not self.nodes[0] else ()
-                rescaled, restored = [*outputs, *(p for p in node.inputs if p in reached)], node.inputs
+                rescaled = [p for p in (*node.outputs, *node.inputs) if arriving[p] != scale]
                 alphas = [1.0] * len(node.layer_inputs)
             else:
-                rescaled, restored = [], ()
                 # An input that needs no gradient has no scale: its alpha is 1.
                 alphas = [arriving.get(one.input, scale) / scale for one in node.layer_inputs]
-            before = [Rescale(p, scale / arriving[p]) for p in rescaled if arriving[p] != scale]
-            after = [Rescale(p, arriving[p] / scale) for p in restored if arriving[p] != scale]
+            # What it reads or adds to is brought to the scale at which it runs, and its inputs back after it.
+            # The seed gradient, to which no function contributes, has that scale already.
+            before = tuple([Rescale(p, scale / arriving[p]) for p in rescaled if p in reached])
+            after = tuple([Rescale(p, arriving[p] / scale) for p in rescaled if p in node.inputs])
             if node.leaves or node.layer_inputs or before or after:
-                steps[node.number] = Step(tuple(before), scale, tuple(alphas), tuple(after))
+                steps[node.number] = Step(before, scale, tuple(alphas), after)
             reached.update(node.inputs)
         return steps
 

@@ -11,7 +11,7 @@ from .schedule import ScaleSchedule
 from .validation import integer, limited, number
 
 _KEPT = 64  # number of loss-weight tuples with a cached schedule
-_ENDED = -(2**31)  # start of a cycle that ended long ago, so that no schedule is in use
+_ENDED = -(2**31)  # start of a cycle that ended long ago, so that the next schedule begins another
 
 # Check of a saved scale: float32 must hold it and its reciprocal.
 _scale = limited(number, lambda scale: 2.0**-126 <= scale < 2.0**126, "must be in [2**-126, 2**126)")
@@ -48,11 +48,11 @@ class ScheduleCache:
         chosen = self.chosen.get(loss_weights)
         if chosen is None or chosen.schedule.given_scale != given_scale:
             return None
-        # With delay=0, all batches of the first iteration measure, and choose from what they have measured.
-        start = self.cycle_start
-        first = start if self.delayed else start + 1
-        in_cycle = first <= iteration < start + self.iterations and chosen.iteration >= start
-        return chosen.schedule if in_cycle or self.measures_nothing(given_scale) else None
+        # With delay=0, each batch of a cycle's first iteration is measured, and has a choice of its own.
+        first = self.cycle_start if self.delayed else self.cycle_start + 1
+        in_cycle = first <= iteration < self.cycle_start + self.iterations
+        is_of_cycle = in_cycle and chosen.iteration >= self.cycle_start
+        return chosen.schedule if is_of_cycle or self.measures_nothing(given_scale) else None
 
     def moved_to(
         self, loss_weights: Tuple[float, ...], iteration: int, given_scale: Optional[float], max_scale: float
@@ -61,15 +61,16 @@ class ScheduleCache:
         latest = self.current(iteration, given_scale, list(self.chosen)[-1]) if self.chosen else None
         moved = latest and latest.moved_to(loss_weights, max_scale)
         last = self.last(loss_weights)
-        # The last one for these loss weights is usually equal, and has its steps already.
+        # An earlier schedule for these loss weights is usually equal, and has its steps already.
         return last if moved and last and last.component_scales == moved.component_scales else moved
 
     def slice_number(self, iteration: int) -> Optional[int]:
         """Number of the slice of the arrays, of `iterations`, that an iteration measures; None: nothing."""
         if not (self.delayed and self.chosen):
             return None
-        # The last term begins each cycle with another slice: of batches that alternate, each then meets all.
-        return (iteration - self.cycle_start - self.cycle_start // self.iterations) % self.iterations
+        # Each cycle begins with another slice, so that each of several batches in turn meets every slice.
+        cycle = self.cycle_start // self.iterations
+        return (iteration - self.cycle_start - cycle) % self.iterations
 
     def keep(self, schedule: ScaleSchedule, iteration: int) -> ScheduleCache:
         """Add a schedule as the latest: it joins the running cycle, or begins one in this iteration."""
@@ -87,7 +88,7 @@ class ScheduleCache:
 
     def moved_to_cycle(self, start: int) -> ScheduleCache:
         """Move these schedules to the cycle of another topology, which began in iteration `start`."""
-        # With delay=0, without slices, each choice ends a cycle.
+        # With delay=0 there are no slices, and each topology has its own cycle.
         return replace(self, cycle_start=start) if self.delayed else self
 
     def measures_nothing(self, given_scale: Optional[float]) -> bool:
@@ -117,23 +118,23 @@ class ScheduleCache:
         chosen: Dict[Tuple[float, ...], Chosen] = {}
         # In the file, "weights" are loss weights, "joined" is merged, and "since" the start of the cycle.
         for saved in state["chosen"]:
-            key = tuple([number("weight", weight) for weight in saved["weights"]])
+            loss_weights = tuple([number("weight", weight) for weight in saved["weights"]])
             given_scale = None if saved["fixed_scale"] is None else _scale("scale", saved["fixed_scale"])
             scales = [_scale("scale", scale) for scale in saved["scales"]]
             # Older states have no merged components.
-            schedule = make(scales, given_scale, key, saved.get("joined", False))
-            counts = {len(schedule.component_scales), len(key), len(schedule.components.names)}
-            if len(counts) != 1:
+            schedule = make(scales, given_scale, loss_weights, saved.get("joined", False))
+            components = len(schedule.components.names)
+            if not len(loss_weights) == len(scales) == components:
                 raise ValueError(
-                    f"{len(key)} loss weights and {len(scales)} scales; the network has "
-                    f"{len(schedule.components.names)} components"
+                    f"{len(loss_weights)} loss weights and {len(scales)} scales; the network has "
+                    f"{components} components"
                 )
-            root = schedule.component_scales[schedule.components.root]
-            for scale in schedule.component_scales if power_of_two else ():
+            root = scales[schedule.components.root]
+            for scale in scales if power_of_two else ():
                 # Scales are S0 times powers of two. S0 may be any number: given, or a bound of the policy.
                 if not is_power_of_two(scale / root):
                     raise ValueError(
                         f"scale={scale!r} must be S0={root!r} times a power of two, as power_of_two is True"
                     )
-            chosen[key] = Chosen(integer("iteration", saved["iteration"]), schedule)
+            chosen[loss_weights] = Chosen(integer("iteration", saved["iteration"]), schedule)
         return replace(self, chosen=chosen, cycle_start=integer("since", state["since"]))

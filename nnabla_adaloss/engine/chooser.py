@@ -158,7 +158,8 @@ class Chooser:
         ):
             return last
         reasons, unbounded = choice.reasons, self.method_alphas.unbounded
-        return prepared.schedule(choice.scales, given_scale, loss_weights, reasons, unbounded, merged)
+        is_merged = merged is not None
+        return prepared.schedule(choice.scales, given_scale, loss_weights, is_merged, reasons, unbounded)
 
 
 def _bounds(prepared: PreparedGraph) -> Mapping[int, AlphaBounds]:

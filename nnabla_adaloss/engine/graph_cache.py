@@ -41,7 +41,7 @@ class Topology(NamedTuple):
 class GraphCache:
     """Prepares the graph of one loss, and prepares it again when it has changed."""
 
-    undone = "_present", "_previous", "_others", "_waiting"  # by a `savepoint`
+    undone = "_last", "_is_adopted", "_others", "_waiting"  # by a `savepoint`
 
     def __init__(
         self,
@@ -64,6 +64,7 @@ class GraphCache:
         self._options = PlanOptions(config.selection, adaptive, frozenset(non_homogeneous))
         # Names in the parameter scope in which the loss is wrapped.
         self._names = registered_names()
+        # A fixed alpha of 1 scales no layer.
         by_layer = not (isinstance(config.method, Fixed) and config.method.fixed_loss_scale == 1.0)
         iterations = config.iterations_per_measurement
         self._no_schedules = ScheduleCache(iterations, by_layer=by_layer, delayed=delayed)
@@ -74,26 +75,28 @@ class GraphCache:
         self._others: Tuple[Topology, ...] = ()
         # Saved states of older topologies that had no graph yet.
         self._waiting: Tuple[Saved, ...] = ()
-        # The last checked graph; and the one before it, perhaps of another loss of the network.
-        self._present: Optional[PreparedGraph] = None
-        self._previous: Optional[PreparedGraph] = None
+        # The graph that was prepared last; True if it is of another loss of the network.
+        self._last: Optional[PreparedGraph] = None
+        self._is_adopted = False
 
     @property
     def undoable(self) -> List[Any]:
-        last = self._present or self._previous
-        return [self] if last is None else [self, last, last.statistics]
+        return [self] if self._last is None else [self, self._last, self._last.statistics]
 
     def current(self, *, wiring: bool = False, marks: bool = False) -> PreparedGraph:
-        """The prepared graph; prepared again if it was rewired, or has other shapes or marks."""
-        # Callers request checks, which take time.
-        present = self._present
+        """The prepared graph. Checks, which take time, find changes after which it is prepared again: of the
+        connections (`wiring`), or of shapes, `need_grad` and `recompute` (`marks`).
+        """
+        last = self._last
         if (
-            present is None
-            or (marks and (present.reshaped or present.graph.marked_otherwise))
-            or (wiring and present.graph.rewired)
+            last is None
+            or self._is_adopted
+            or (marks and (last.reshaped or last.graph.marked_otherwise))
+            or (wiring and last.graph.rewired)
         ):
-            self._present = present = self._prepare()
-        return present
+            self._last = last = self._prepare()
+            self._is_adopted = False
+        return last
 
     def as_it_is(self) -> Tuple[Graph, GraphPlan]:
         """The graph and its plan, after a data feeder may have rewired it."""
@@ -102,22 +105,22 @@ class GraphCache:
 
     def drop(self) -> None:
         """Read the graph again before its next use."""
-        self._present = None
+        self._last = None
 
     def go_on_from(self, previous: GraphCache) -> None:
         """Take over the state of the network's previous graph, or of one with the same topology."""
-        # Leaf gradients are compared, and scratch arrays kept, across all graphs of the network.
-        self.pool, self._others, self._waiting = previous.pool, previous._others, previous._waiting
-        self._shared_gradients = previous._shared_gradients
-        # The next use prepares the graph, and compares it with `_previous`.
-        self._present, self._previous = None, previous._present or previous._previous
+        # All graphs of the network share scratch arrays, and the last comparison of leaf gradients.
+        self.pool, self._shared_gradients = previous.pool, previous._shared_gradients
+        self._others, self._waiting = previous._others, previous._waiting
+        # The next use prepares this loss's own graph.
+        self._last, self._is_adopted = previous._last, True
 
     def drop_schedules(self) -> None:
         """Request a new choice of scales, for all topologies."""
         self._others = tuple([one._replace(schedules=one.schedules.drop()) for one in self._others])
         self._waiting = tuple(map(without_schedule, self._waiting))
-        for prepared in filter(None, (self._present, self._previous)):
-            prepared.schedules = prepared.schedules.drop()
+        if self._last is not None:
+            self._last.schedules = self._last.schedules.drop()
 
     @property
     def other_states(self) -> List[Saved]:
@@ -150,62 +153,62 @@ class GraphCache:
         graph, self._read = self._read, None
         if graph is None or not graph.is_current:
             graph = self._reader.read()
-        previous, self._previous = self._present or self._previous, None
-        names = self._names_for(graph, previous)
+        last, names = self._last, self._names_for(graph)
         shared = self._shared_gradients.find(graph, names, self._kernels.context)
         described = graph.description(names, shared)
-        if previous is not None:
-            plan = previous.plan.of_alike(graph, described, self._options)
-            if plan is not previous.plan:
+        if last is not None:
+            plan = last.plan.of_alike(graph, described, self._options)
+            if plan is not last.plan:
                 # Scratch arrays have the old shapes.
                 self.pool.end_graph()
             if plan is not None:
-                return previous.for_graph(graph, plan, self._storage)
-        topology = self._pop_topology(graph, described)
-        is_new = topology is None
-        if topology is None:
-            # Adapting a plan to other parameters takes less time than planning from nothing.
-            known = [] if previous is None else [previous.plan, *(one.plan for one in self._others[::-1])]
-            plans = (plan.with_other_parameters(graph, described, self._options) for plan in known)
-            plan = next(filter(None, plans), None)
-            if plan is None:
-                plan = GraphPlan(graph, **self._options._asdict(), names=names, one_gradient=shared)
-            topology = Topology(plan, self._no_schedules, ())
-        if previous is not None:
+                return last.for_graph(graph, plan, self._storage)
+        known = self._pop_topology(graph, described)
+        topology = known or Topology(self._new_plan(graph, described, names), self._no_schedules, ())
+        if last is not None:
             # All topologies take turns in one cycle of measuring.
-            schedules = topology.schedules.moved_to_cycle(previous.schedules.cycle_start)
+            schedules = topology.schedules.moved_to_cycle(last.schedules.cycle_start)
             topology = topology._replace(schedules=schedules)
-            self._remember(previous)
-        prepared = self._prepare_with(topology, graph, previous)
-        if is_new:
+            self._remember(last)
+        prepared = self._prepare_with(topology, graph)
+        if known is None:
             self._load_waiting(prepared)
         return prepared
+
+    def _new_plan(self, graph: Graph, described: GraphDescription, names: ParameterNames) -> GraphPlan:
+        """Plan a graph of a new topology."""
+        # Adapting a plan to other parameters takes less time than planning from nothing.
+        plans = [] if self._last is None else [self._last.plan, *(one.plan for one in self._others[::-1])]
+        for plan in plans:
+            adapted = plan.with_other_parameters(graph, described, self._options)
+            if adapted is not None:
+                return adapted
+        shared = described.shared_gradients
+        return GraphPlan(graph, **self._options._asdict(), names=names, one_gradient=shared)
 
     def _remember(self, previous: PreparedGraph) -> None:
         """Keep the state of the previous topology; forget the oldest one, if there are too many."""
         statistics = previous.statistics.state(previous.plan.measured)
         replaced_state = previous.state_descriptions(kept=False)
         topology = Topology(previous.plan, previous.schedules, statistics, replaced_state)
-        others = (*self._others, topology)
-        # 1: the topology that is being prepared. Saved ones that still wait for a graph are the oldest.
-        waited = len(self._waiting)
-        excess = 1 + len(others) + waited - _REMEMBERED
+        most = _REMEMBERED - 1  # besides the topology that is being prepared
+        self._others = (*self._others, topology)[-most:]
+        # Saved ones that still wait for a graph are the oldest.
+        excess = len(self._waiting) + len(self._others) - most
         self._waiting = self._waiting[max(excess, 0) :]
-        self._others = others[max(excess - waited, 0) :]
 
     def _load_waiting(self, prepared: PreparedGraph) -> None:
         """Load the saved state, if any, of a topology with its first graph; drop it if it is damaged."""
-        states = of_topology(prepared.plan, self._waiting) if self._waiting else []
-        self._waiting = tuple([one for one in self._waiting if one not in states])
-        # Weights of the previous topology are newer than saved ones.
-        weights = prepared.statistics.weights
-        for one in states:
-            with suppress(KeyError, TypeError, AttributeError, IndexError, ValueError):
-                # Both are read before anything is loaded.
-                statistics, schedules = read_topology(one, prepared)
-                # Its saved cycle is past: all topologies take turns in the one that runs now.
-                prepared.schedules = schedules.moved_to_cycle(prepared.schedules.cycle_start)
-                prepared.statistics.load(statistics, weights)
+        saved = of_topology(prepared.plan, self._waiting) if self._waiting else None
+        if saved is None:
+            return
+        self._waiting = tuple([one for one in self._waiting if one is not saved])
+        with suppress(KeyError, TypeError, AttributeError, IndexError, ValueError):
+            statistics, schedules = read_topology(saved, prepared)
+            # The saved cycle is past: all topologies take turns in the one that runs now.
+            prepared.schedules = schedules.moved_to_cycle(prepared.schedules.cycle_start)
+            # Weights of the previous topology are newer than saved ones.
+            prepared.statistics.load(statistics, prepared.statistics.weights)
 
     def _pop_topology(self, graph: Graph, described: GraphDescription) -> Optional[Topology]:
         """Remove a graph's topology from the others and return it; None: it is not among them."""
@@ -216,24 +219,22 @@ class GraphCache:
                 return other._replace(plan=plan)
         return None
 
-    def _prepare_with(
-        self, topology: Topology, graph: Graph, previous: Optional[PreparedGraph]
-    ) -> PreparedGraph:
-        """Prepare a graph with the state of its topology; measurements that `previous` began go on."""
-        plan = topology.plan
+    def _prepare_with(self, topology: Topology, graph: Graph) -> PreparedGraph:
+        """Prepare a graph with the state of its topology; measurements that the last graph began go on."""
+        plan, last = topology.plan, self._last
         # Weights, by name, go from topology to topology; gradients and activations belong to one.
-        weights = {} if previous is None else previous.statistics.weights
-        if previous is not None and previous.kernels is not self._kernels:
+        weights = {} if last is None else last.statistics.weights
+        if last is not None and last.kernels is not self._kernels:
             # It belongs to another loss of the network, on another device.
-            previous = None
+            last = None
         # Rows for gradients, also of one branch, and data; a GPU's table grows if a pass measures more.
         rows = 3 * len(plan.gradients) + 64
-        measurements = measurements_by(self._kernels, rows) if previous is None else previous.measurements
+        measurements = measurements_by(self._kernels, rows) if last is None else last.measurements
         request = self._request(plan)
         statistics = LatestStatistics(graph, plan, measurements, self.pool, self._storage, request)
         statistics.load(LatestStatistics.loaded(plan.measured, topology.statistics), weights)
-        if previous is not None:
-            statistics.go_on_from(previous.statistics)
+        if last is not None:
+            statistics.go_on_from(last.statistics)
         return PreparedGraph(
             graph=graph,
             plan=plan,
@@ -252,29 +253,27 @@ class GraphCache:
         layer_inputs = plan.layer_inputs.values()
         outputs = frozenset(node.outputs[0] for node, _ in layer_inputs)
         is_used = self._config.method.needs in (Needs.STATISTICS, Needs.HISTORY)
-        # The method uses them; or their scaled copies are stored in a format, whose range bounds alpha.
+        # Where scaled copies of weights are stored or read in a narrow format, its range bounds alpha.
         all_weights = is_used or self._storage.rounds
+        weights = {one.weight for node, one in layer_inputs if all_weights or node.half}
+        # An activation that backward recomputes must not be read earlier, which would mark it as computed.
+        data = frozenset(weight for weight in weights if not plan.described.recomputed[weight])
         return StatisticsRequest(
             gradients=outputs if is_used else frozenset(),
-            # Functions in half read copies in half, which end at 65504. The weight of a product of two
-            # activations may be recomputed in backward: reading it earlier would mark it as computed.
-            data=frozenset(
-                layer_input.weight
-                for node, layer_input in layer_inputs
-                if (all_weights or node.half) and not plan.described.recomputed[layer_input.weight]
-            ),
+            data=data,
             watched=outputs if self._watched else frozenset(),
         )
 
-    def _names_for(self, graph: Graph, previous: Optional[PreparedGraph]) -> ParameterNames:
-        """Names of a graph's parameters: those of earlier graphs suffice if each leaf has one."""
-        names: ParameterNames = {}
-        earlier = () if previous is None else ([previous.plan], [other.plan for other in self._others])
-        for plans in earlier:
-            for plan in plans:
-                names = {**plan.names, **names, **self._names}
-            # Frozen parameters and data need no names.
-            if names.keys() >= {graph.keys[position] for position in graph.needed}:
+    def _names_for(self, graph: Graph) -> ParameterNames:
+        """Names of a graph's parameters."""
+        # Frozen parameters and data need no names.
+        needed = {graph.keys[position] for position in graph.needed}
+        if self._last is not None:
+            names = {**self._last.plan.names, **self._names}
+            if not names.keys() >= needed:
+                for other in self._others:
+                    names = {**other.plan.names, **names}
+            if names.keys() >= needed:
                 return names
         # Reading the names that are registered now takes longer.
         return graph.completed_names({**names_of(self._parameters), **self._names})
@@ -305,7 +304,7 @@ class SharedGradients:
 
 def _first_at_same_place(places: Sequence[Tuple[int, int]], names: Sequence[str]) -> Dict[int, int]:
     """Map indices of arrays, given by begin and end in memory, to the first one at the same place."""
-    # The order is reversed, so that the first of several stays; empty arrays share nothing.
+    # Reversed, so that the first of several arrays replaces later ones. Empty arrays share nothing.
     first = {place: index for index, place in reversed([*enumerate(places)]) if place[0] < place[1]}
     ordered = sorted(first)
     for place, following in zip(ordered, ordered[1:]):

@@ -185,11 +185,12 @@ class PreparedGraph:
         component_scales: Sequence[float],
         given_scale: Optional[float],
         loss_weights: Tuple[float, ...],
+        is_merged: bool = False,
         reasons: Mapping[str, Reason] = _NOTHING,
         unbounded: Mapping[str, float] = _NOTHING,
-        merged: Optional[MergedComponents] = None,
     ) -> ScaleSchedule:
-        """Make a schedule for this graph from the other fields of a `ScaleSchedule`."""
+        """Make a schedule for this graph; arguments as the fields of a `ScaleSchedule`."""
+        merged = self.merged if is_merged else None
         of_choice = component_scales, given_scale, loss_weights, reasons, unbounded, merged
         return ScaleSchedule(self.plan.nodes, self.components, *of_choice, self.float_functions)
 

@@ -9,7 +9,6 @@ from zlib import crc32
 
 from ..core.memory import Memory, Observations
 from ..core.saved_settings import check_version, plain
-from ..core.schedule import ScaleSchedule
 from ..core.schedule_cache import ScheduleCache
 from ..core.statistics import ArrayStatistics
 from ..core.validation import integer
@@ -37,7 +36,7 @@ def state_of(
 ) -> Dict[str, Any]:
     """State that determines the next scales; `others`: states of other topologies, the latest last."""
     statistics = prepared.statistics.state(prepared.plan.measured)
-    # Statistics of parameters hold in all topologies; `statistics` has them by index, for this one only.
+    # The rows of `statistics` have the parameters of this topology only.
     weights = prepared.statistics.weights if others else {}
     return {
         "schema": SCHEMA,
@@ -66,14 +65,16 @@ def topology_state(plan: GraphPlan, statistics: Sequence[Any], schedules: Schedu
 def load_state(
     state: Saved, prepared: PreparedGraph, memory: Memory, method_alphas: MethodAlphas
 ) -> Tuple[ScheduleCache, Memory, int, int, List[Saved]]:
-    """Load a `state_of`, and return the part that the engine keeps; a ValueError leaves all unchanged."""
+    """Load a `state_of`; return schedules, memory, iteration, random draws, and states of other topologies. A
+    ValueError leaves all unchanged.
+    """
     try:
         lacks_loss_weights = integer("schema", state["schema"]) == _MAGNITUDES
         if not lacks_loss_weights:
             check_version(state["schema"], SCHEMA)
         topologies = topologies_of(state)
-        of_plan = of_topology(prepared.plan, topologies)
-        if not of_plan:
+        own = of_topology(prepared.plan, topologies)
+        if own is None:
             _check_network(prepared.plan, topologies)
         iteration, draws = integer("iteration", state["iteration"]), integer("draws", state["draws"])
         statistics: Dict[int, ArrayStatistics] = {}
@@ -86,9 +87,9 @@ def load_state(
             prepared.statistics.load(statistics, {}, {})
             method_alphas.load({})
             return schedules, Memory(memory.policy), iteration, draws, []
-        others = [one for one in topologies if one not in of_plan]
-        for one in of_plan:
-            statistics, schedules = read_topology(one, prepared)
+        if own is not None:
+            statistics, schedules = read_topology(own, prepared)
+        others = [one for one in topologies if one is not own]
         # All topologies share one cycle of measuring, saved with the last graph.
         schedules = schedules.moved_to_cycle(integer("since", state["schedule"]["since"]))
         # Older states lack both: statistics of weights are in their topologies only.
@@ -96,7 +97,7 @@ def load_state(
             {str(name): ArrayStatistics.loaded(one) for name, one in state.get(kind, {}).items()}
             for kind in ("weights", "pending")
         )
-        renamed = _renaming(prepared.plan, of_plan)
+        renamed = _renaming(prepared.plan, own)
         histories = MethodAlphas.loaded(renamed(state["layers"]))
         memory = memory.loaded({kind: renamed(by_name) for kind, by_name in state["components"].items()})
         # Amaxes do not depend on the format; scales do, and are chosen again. Older states lack the format.
@@ -111,20 +112,12 @@ def load_state(
 
 
 def read_topology(saved: Saved, prepared: PreparedGraph) -> Tuple[Dict[int, ArrayStatistics], ScheduleCache]:
-    """Make statistics and schedules from a `topology_state` that fits a graph, without changing the graph's;
-    KeyError, TypeError, ValueError, AttributeError or IndexError if it is damaged.
-    """
-
-    def schedule(
-        scales: Any, given_scale: Optional[float], loss_weights: Any, is_merged: bool
-    ) -> ScaleSchedule:
-        merged = prepared.merged if is_merged else None
-        return prepared.schedule(scales, given_scale, loss_weights, merged=merged)
-
+    """Make statistics and schedules from a `topology_state`, or raise if it is damaged; `prepared` stays."""
     statistics = LatestStatistics.loaded(prepared.plan.measured, saved["statistics"])
     # A scale that is not S0 times a power of two is damaged, unless the config has power_of_two=False.
     power_of_two = prepared.config.power_of_two
-    return statistics, prepared.schedules.loaded(saved["schedule"], schedule, power_of_two=power_of_two)
+    schedules = prepared.schedules.loaded(saved["schedule"], prepared.schedule, power_of_two=power_of_two)
+    return statistics, schedules
 
 
 def topologies_of(state: Saved) -> List[Saved]:
@@ -146,29 +139,24 @@ def without_schedule(saved: Saved) -> Saved:
     return {**saved, "schedule": {**saved["schedule"], "chosen": []}}
 
 
-def of_topology(plan: GraphPlan, states: Sequence[Saved]) -> List[Saved]:
-    """Select the states of graphs with this plan."""
+def of_topology(plan: GraphPlan, states: Sequence[Saved]) -> Optional[Saved]:
+    """Select the latest state of graphs with this plan; None: no state fits."""
     network, wiring = fingerprint(plan), _wiring(plan)
-
-    def same_functions(lines: Sequence[str]) -> bool:
-        # Names of functions that read no leaf do not count: earlier versions gave some of them others.
-        return len(lines) == len(network) and all(
-            line == ours or (not node.leaves and line.startswith(f"{node.type_name} "))
-            for line, ours, node in zip(lines, network, plan.nodes)
+    for one in reversed(states):
+        # In states of earlier versions the wiring is None, and functions without leaves may have other names.
+        same_functions = len(one["network"]) == len(network) and all(
+            line == own or (not node.leaves and line.startswith(f"{node.type_name} "))
+            for line, own, node in zip(one["network"], network, plan.nodes)
         )
+        if same_functions and one["wiring"] in (None, wiring):
+            return one
+    return None
 
-    # The wiring is None in states of earlier versions.
-    return [one for one in states if one["wiring"] in (None, wiring) and same_functions(one["network"])]
 
-
-def _renaming(plan: GraphPlan, states: Sequence[Saved]) -> Callable[[Saved], Dict[str, Any]]:
-    """Make a function that replaces, in saved keys, names that functions had in `states` by today's."""
-    # Lines of functions that read leaves end with shapes, and so match no key: their names have not changed.
-    names = {
-        line[len(node.type_name) + 1 :]: node.label
-        for one in states
-        for line, node in zip(one["network"], plan.nodes)
-    }
+def _renaming(plan: GraphPlan, saved: Optional[Saved]) -> Callable[[Saved], Dict[str, Any]]:
+    """Make a function that replaces, in saved keys, names of functions without leaves by those of `plan`."""
+    lines = zip([] if saved is None else saved["network"], plan.nodes)
+    names = {line[len(node.type_name) + 1 :]: node.label for line, node in lines if not node.leaves}
 
     def renamed(by_name: Saved) -> Dict[str, Any]:
         # The key of a component or layer may end with the function's input.
@@ -180,7 +168,7 @@ def _renaming(plan: GraphPlan, states: Sequence[Saved]) -> Callable[[Saved], Dic
 
 def fingerprint(plan: GraphPlan) -> List[str]:
     """Type, name, and shapes of the leaves with a gradient, of each function: "Affine b/affine 3x2 2"."""
-    # A batch size thus counts only in functions that read an input with a gradient.
+    # A batch size is part of it only where a function reads data with a gradient.
     shapes = plan.described.shapes
     return [
         " ".join([node.type_name, node.label, *("x".join(map(str, shapes[leaf])) for leaf in node.leaves)])
@@ -196,15 +184,17 @@ def _wiring(plan: GraphPlan) -> int:
 
 def _check_network(plan: GraphPlan, topologies: Sequence[Saved]) -> None:
     """Raise ValueError unless `plan`, a new topology, may belong to the network of these topologies."""
-    # They must share a function that reads leaves; the last must have none of the plan's with other shapes.
     ours, last = fingerprint(plan), topologies[-1]["network"]
     saved = {line for one in topologies for line in one["network"]}
     # Type and name of each function that reads leaves, by its line.
     named = {line: f"{node.type_name} {node.label} " for line, node in zip(ours, plan.nodes) if node.leaves}
-    # Lines of the last topology that differ only in shapes, each with the line of this network.
-    pairs = [(line, own) for own in named if own not in saved for line in last if line.startswith(named[own])]
-    if not pairs and saved.isdisjoint(named):
-        pairs = [*zip_longest(last, ours, fillvalue="nothing")]
-    for theirs, own in pairs:
-        if theirs != own:
-            raise ValueError(f"state is of another network: it has {theirs} where this one has {own}")
+    # Functions that the last topology has with leaves of other shapes.
+    new = [(own, start) for own, start in named.items() if own not in saved]
+    differences = [(theirs, own) for own, start in new for theirs in last if theirs.startswith(start)]
+    if saved.isdisjoint(named):
+        # Without a common function that reads leaves, all functions must be equal.
+        pairs = zip_longest(last, ours, fillvalue="nothing")
+        differences += [(theirs, own) for theirs, own in pairs if theirs != own]
+    if differences:
+        theirs, own = differences[0]
+        raise ValueError(f"state is of another network: it has {theirs} where this one has {own}")

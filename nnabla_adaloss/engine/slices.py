@@ -9,7 +9,7 @@ from typing import AbstractSet, FrozenSet, List, NamedTuple, Optional, Sequence
 from ..graph.plan import GraphPlan
 from .latest_statistics import StatisticsRequest
 
-# Slices that are not empty hold this many elements on average, or more; or everything, if that is less.
+# Slices that are not empty hold at least this many elements on average; a smaller graph has one such slice.
 _LEAST = 2**16
 
 
@@ -19,7 +19,7 @@ class Slice(NamedTuple):
     gradients: Sequence[int]
     weights: Sequence[int]
     activations: Sequence[int]  # weights of layers that are no parameters: nnabla frees them in backward
-    leaves: FrozenSet[int]  # leaves whose gradients, unscaled in every pass, count for the components
+    leaves: FrozenSet[int]  # leaves whose amaxes, found by unscaling in every pass, components take
     last: bool  # True if all arrays have been measured after it
 
 
@@ -54,15 +54,15 @@ def slices_of(
             list(dict.fromkeys(leaf for node in plan.nodes for leaf in node.leaves)),
         )
     ]
-    slices = []
-    # Leaves written in half (all, if `rounds`) count in every pass: no batch of alternating ones is missed.
+    # Leaves written in half (all, if `rounds`) are in every slice: no batch of alternating ones is missed.
     always = frozenset(leaf for node in plan.nodes if rounds or node.half for leaf in node.leaves)
-    for number, (gradients, weights, activations, leaves) in enumerate(zip(*parts)):
-        counted = always.union(leaves)
-        # The last slice is never None: it completes a measurement of everything.
-        one = Slice(gradients, weights, activations, counted, last=number == count - 1)
-        slices.append(one._replace(leaves=counted - accumulating) if any(one) else None)
-    return slices
+    slices = [
+        Slice(gradients, weights, activations, always.union(leaves), last=False)
+        for gradients, weights, activations, leaves in zip(*parts)
+    ]
+    # An empty slice measures nothing, except the last one: it completes a measurement of everything.
+    slices[-1] = slices[-1]._replace(last=True)
+    return [one._replace(leaves=one.leaves - accumulating) if any(one) else None for one in slices]
 
 
 def _divided(positions: Sequence[int], sizes: Sequence[int], count: int) -> List[List[int]]:

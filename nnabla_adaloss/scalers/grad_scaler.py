@@ -529,7 +529,7 @@ class GradScaler:
 
 def _loaded(scaling: AdaptiveLossScaling, state: Mapping[str, Any]) -> bool:
     """Load a state if it is of this engine's network; return True if so."""
-    own = bool(of_topology(scaling.plan, topologies_of(state)))
+    own = of_topology(scaling.plan, topologies_of(state)) is not None
     if own:
         scaling.load_state_dict(state)
     return own

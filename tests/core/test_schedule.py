@@ -109,8 +109,6 @@ def test_the_scale_of_the_loss_is_that_of_one_that_is_present_in_the_batch() -> 
         assert [schedule.loss_weight_of(n.position(mean.parent.inputs[0])) for mean in means] == [
             float(index != absent) for index in range(2)
         ]
-    # Leaves belong to no component.
-    assert schedule.loss_weight_of(-1) == 1.0
 
 
 def test_a_leaf_that_a_clipping_layer_reads_too_has_the_scale_of_its_component_elsewhere() -> None:
