@@ -17,10 +17,11 @@ from ..undo import ArraySnapshot
 from .prepared_graph import PreparedGraph
 
 # An epsilon below float16's range has no effect; the reciprocal of its smallest normal number is in range.
-_AWAY = "keep what it {} away from 0 by 2**-14 or more"
+_DIVISION = " (keep what it divides by away from 0 by 2**-14 or more)"
 _ADVICE = {
-    "Log": f" ({_AWAY.format('reads')}, or use F.log_softmax)",
-    **dict.fromkeys(("Div2", "RDivScalar"), f" ({_AWAY.format('divides by')})"),
+    "Log": " (keep what it reads away from 0 by 2**-14 or more, or use F.log_softmax)",
+    "Div2": _DIVISION,
+    "RDivScalar": _DIVISION,
 }
 
 
@@ -31,7 +32,7 @@ def find_fault(loss: LossLike, prepared: PreparedGraph, rewind: Callable[[], Non
     first = 0  # index, by time of execution, of the first function to examine
     if kernels.asynchronous:
         # Each examination waits for the device: a first forward, with one wait, finds where they must begin.
-        # Outside a batch `rewind` restores nothing: the snapshot does.
+        # Outside a batch `rewind` does not undo that forward: the snapshot does.
         written = [graph.leaves[p] for p, writer in plan.state_leaves.items() if writer is not None]
         snapshot = ArraySnapshot(kernels, written)
         snapshot.save()
@@ -43,7 +44,7 @@ def find_fault(loss: LossLike, prepared: PreparedGraph, rewind: Callable[[], Non
         rewind()
     # Leaves that forward may write, such as running statistics.
     state = {graph.keys[position] for position in plan.state_leaves}
-    # Finite leaves of these that the running function reads: one that is nonfinite afterwards it has written.
+    # Finite ones that the running function reads: it has written nonfinite numbers that they hold afterwards.
     finite_state: List[nn.Variable] = []
     fault, run = "", 0  # run: number of functions that have run
 
@@ -90,22 +91,19 @@ def _fault(f: Any, prepared: PreparedGraph, finite_state: Sequence[nn.Variable])
     """Describe the first nonfinite array of a function that has run; `finite_state` was finite before it."""
     plan, kernels, storage = prepared.plan, prepared.kernels, prepared.storage
     for v in f.inputs:
-        bad = 0 if v.parent is not None or v in finite_state else _count_nonfinite(v, kernels)
-        if bad:
+        # Inputs with a parent are outputs of functions that were examined before.
+        if v.parent is None and v not in finite_state and (bad := _count_nonfinite(v, kernels)):
             return f"reads {_named(v, plan)} that holds {_count(bad)}{_where(v)}"
     for v in f.outputs:
-        bad = _count_nonfinite(v, kernels)
-        if bad:
-            rounded = storage.data.get(hash(v))
-            stored = storage.data_format(hash(v), v.size)
-            if rounded is None or stored is None or not rounded.overflowed:
-                advice = _ADVICE.get(f.info.type_name, "")
-                return f"computes {_count(bad)} from finite inputs{_where(v)}{advice}"
-            numbers = "1 number" if rounded.overflowed == 1 else f"{rounded.overflowed} numbers"
-            return f"computes {numbers} beyond {stored.name}, which ends at {stored.max:g}{_where(v)}"
+        if bad := _count_nonfinite(v, kernels):
+            rounded, stored = storage.data.get(hash(v)), storage.data_format(hash(v), v.size)
+            if rounded is not None and stored is not None and rounded.overflowed:
+                numbers = "1 number" if rounded.overflowed == 1 else f"{rounded.overflowed} numbers"
+                return f"computes {numbers} beyond {stored.name}, which ends at {stored.max:g}{_where(v)}"
+            advice = _ADVICE.get(f.info.type_name, "")
+            return f"computes {_count(bad)} from finite inputs{_where(v)}{advice}"
     for v in finite_state:
-        bad = _count_nonfinite(v, kernels)
-        if bad:
+        if bad := _count_nonfinite(v, kernels):
             return f"writes {_count(bad)} to {_named(v, plan)} from finite inputs{_where(v)}"
     return ""
 

@@ -13,7 +13,6 @@ import nnabla as nn
 
 from ..core.components import Components, LayerInput
 from ..core.schedule import Rescale, ScaleSchedule
-from ..graph.plan import GraphPlan
 from ..kernels.arrays import ScratchPool, is_zeroing, size_of
 from ..kernels.interface import UnscalingList
 from .leaf_gradients import Contribution, WrittenLeaves, contributions_of
@@ -35,13 +34,13 @@ class LeafList:
         self._variables = [leaf.variable for leaf in self._leaves]
         self._scales = [leaf.scale for leaf in self._leaves]
         self._swapped = swapped
-        # Reused from pass to pass, with its sizes.
+        # List of the last pass, and its sizes.
         self._gradients = UnscalingList([], [])
         self._sizes: Sequence[int] = ()
 
     def begin(self, masters: Sequence[nn.NdArray], pool: ScratchPool) -> None:
         """Prepare unscaling into these masters; if swapped, let nnabla write to zeroed scratch arrays."""
-        # Kernels keep a list's sizes, so the last pass's list serves unless `reset_shape` has changed some.
+        # The last pass's list is used again unless `reset_shape` has changed sizes, which it contains.
         sizes = list(map(size_of, masters))
         if self._sizes != sizes:
             sources = masters
@@ -49,13 +48,13 @@ class LeafList:
                 leaves = zip(masters, self._leaves)
                 sources = [pool.get(master.shape, "gradient", leaf.leaf) for master, leaf in leaves]
             self._gradients, self._sizes = UnscalingList(sources, self._scales), sizes
-        if self._swapped:
-            self._gradients.masters = masters
-            # A deque of length 0 runs an iterator in C: there may be hundreds of leaves.
-            deque(map(nn.NdArray.zero, self._gradients.sources), 0)
-            deque(map(setattr, self._variables, _GRAD, self._gradients.sources), 0)
-        else:
+        if not self._swapped:
             self._gradients.sources = masters
+            return
+        self._gradients.masters = masters
+        # A deque of length 0 runs an iterator in C: there may be hundreds of leaves.
+        deque(map(nn.NdArray.zero, self._gradients.sources), 0)
+        deque(map(setattr, self._variables, _GRAD, self._gradients.sources), 0)
 
     def put_back(self, masters: Sequence[nn.NdArray]) -> None:
         """Restore the masters of the leaves."""
@@ -91,27 +90,25 @@ class HooklessSteps:
         """Lists of leaves for passes whose masters are all lazily zero, and the leaves that fit in none."""
         # Leaves unscaled several times in a pass; for others nnabla sums all contributions, at one scale.
         repeated = {later.leaf for following in self.next_contributions.values() for later in following}
-        # Places of leaves whose masters nnabla may write; and of those whose masters functions in half would
-        # convert, so that scratch arrays replace them, unless functions or other Variables refer to them.
         direct, swapped, one_by_one = [], [], []
         for place, first in enumerate(self.leaves):
-            if first.leaf not in repeated and not first.half:
-                direct.append(place)
-            elif first.leaf not in repeated and not (first.own_references or first.aliases):
+            # A function in half would convert the master: a scratch array replaces it, if only one Variable,
+            # and no function, refers to it.
+            has_references = first.node.own_references or first.aliases
+            if first.leaf in repeated or (first.node.half and has_references):
+                one_by_one.append(first)
+            elif first.node.half:
                 swapped.append(place)
             else:
-                one_by_one.append(first)
+                direct.append(place)
         lists = [LeafList(self.leaves, direct, swapped=False), LeafList(self.leaves, swapped, swapped=True)]
-        return [one for one, places in zip(lists, (direct, swapped)) if places], one_by_one
+        return [one for one in lists if one.places], one_by_one
 
-    def written_leaves(
-        self, contributions: Sequence[Contribution], plan: GraphPlan, components: Components
-    ) -> WrittenLeaves:
+    def written_leaves(self, contributions: Sequence[Contribution], components: Components) -> WrittenLeaves:
         """`WrittenLeaves` of these contributions: the last pass's, with its caches, if it had equal ones."""
         last = self._last_written
-        # Plans that share these components differ in shapes, arguments and names, which it does not read.
         if last is None or last.components is not components or last.contributions != contributions:
-            self._last_written = last = WrittenLeaves(contributions, plan, components)
+            self._last_written = last = WrittenLeaves(contributions, components)
         return last
 
     @cached_property
@@ -122,40 +119,39 @@ class HooklessSteps:
 
 def plan_steps(prepared: PreparedGraph, schedule: ScaleSchedule) -> Tuple[Optional[HooklessSteps], str]:
     """Plan the steps of a pass without hooks, with `"hookless"`; if it needs hooks, None, with the reason."""
-    if any(prepared.plan.described.recomputed):
+    plan, steps = prepared.plan, schedule.steps
+    nodes = [node for node in plan.nodes if node.number in steps]
+    if any(plan.described.recomputed):
         # Recomputing would read the scaled copies of weights.
         return None, "activations are computed again in backward"
-    nodes, steps = prepared.plan.nodes, schedule.steps
+    # One copy of each weight serves the whole pass: its layers need one alpha, and nothing else may read it.
     by_weight: Dict[int, Tuple[LayerInput, float]] = {}
     for node in nodes:
-        alphas = steps[node.number].alphas if node.layer_inputs else ()
-        for layer_input, alpha in zip(node.layer_inputs, alphas):
+        for layer_input, alpha in zip(node.layer_inputs, steps[node.number].alphas):
             _, first_alpha = by_weight.setdefault(layer_input.weight, (layer_input, alpha))
             if alpha != first_alpha:
                 return None, f"{layer_input.layer} shares a weight with a layer of another scale"
     swapped = [(layer_input, alpha) for layer_input, alpha in by_weight.values() if alpha != 1.0]
     for layer_input, _ in swapped:
-        if layer_input.weight not in prepared.plan.swappable:
-            # Their backward would read the scaled copy.
+        if layer_input.weight not in plan.swappable:
             return None, f"others read the weight of {layer_input.layer}"
     # Contributions to each leaf, in the order of the masters.
-    by_leaf: Dict[int, List[Contribution]] = {leaf: [] for leaf in prepared.plan.leaves}
+    by_leaf: Dict[int, List[Contribution]] = {leaf: [] for leaf in plan.leaves}
     for node in nodes:
-        if node.number in steps:
-            for contribution in contributions_of(prepared, node, steps[node.number]):
-                by_leaf[contribution.leaf].append(contribution)
+        for contribution in contributions_of(prepared, node, steps[node.number]):
+            by_leaf[contribution.leaf].append(contribution)
     next_contributions: Dict[int, List[Contribution]] = {}
     for writers in by_leaf.values():
         # nnabla may sum exact contributions at one scale, which are then divided once. If one is rounded or
         # at another scale, each is divided before the next function writes.
         if not all(one.exact and one.scale == writers[0].scale for one in writers):
             for earlier, later in zip(writers, writers[1:]):
-                next_contributions.setdefault(earlier.function, []).append(later)
-    # Rescaling before a function is rescaling after the previous one; before the first there is none.
+                next_contributions.setdefault(earlier.node.number, []).append(later)
     rescales_after = {number: step.after for number, step in steps.items() if step.after}
-    for previous, node in zip(nodes, nodes[1:]):
+    # Rescaling before a function is rescaling after the previous one; before the first there is none.
+    for previous, node in zip(plan.nodes, plan.nodes[1:]):
         if node.number in steps and steps[node.number].before:
-            before_next = steps[node.number].before
-            rescales_after[previous.number] = rescales_after.get(previous.number, ()) + before_next
+            after = rescales_after.get(previous.number, ())
+            rescales_after[previous.number] = after + steps[node.number].before
     weights, leaves = SwappedWeights(prepared.graph, swapped), [writers[0] for writers in by_leaf.values()]
     return HooklessSteps(weights, leaves, next_contributions, rescales_after), "hookless"

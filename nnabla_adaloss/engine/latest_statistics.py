@@ -17,6 +17,7 @@ from ..kernels.arrays import ScratchPool, as_float32, stored_dtype
 from ..kernels.measurements import Measurements, Results
 
 _Key = Union[int, str]
+_Measured = Union[int, ArrayStatistics]  # ticket of a running measurement, or its result
 
 GradientStatistics = Mapping[int, Tuple[ArrayStatistics, float]]
 """Statistics of the gradients measured in a pass, by position, each with its scale."""
@@ -34,25 +35,21 @@ class StatisticsRequest(NamedTuple):
 
 
 class _PendingWeights(NamedTuple):
-    """Weights measured after an update, which become known with the next pass."""
+    """Weights measured after an update, for choices after the next pass."""
 
-    keys: Sequence[Optional[_Key]]  # None: of another topology, and ignored
-    tickets: List[int]  # of measurements that have not been fetched
-    statistics: List[ArrayStatistics]  # those that have been fetched, in the order of the keys
+    keys: Sequence[Optional[_Key]]  # None: a weight of another topology, which is ignored
+    # In the order of the keys. Changed in place: savepoints, and the statistics of another topology that take
+    # over the weights, share it.
+    measured: List[_Measured]
 
     def fetch(self, measurements: Measurements) -> Results:
-        """Wait for all measurements of the pass and return them; add these weights' to `statistics`."""
-        # Cleared first, also in savepoints: after an interruption none may remain without a measurement.
-        tickets = [*self.tickets]
-        self.tickets.clear()
+        """Wait for all measurements of the pass and return them; replace the tickets by their results."""
+        started = [*self.measured]
+        # Empty while this waits: an interruption must leave no ticket without its measurement.
+        self.measured.clear()
         results = measurements.fetch()
-        self.statistics.extend([results.statistics[ticket] for ticket in tickets])
+        self.measured.extend([results.statistics[one] if isinstance(one, int) else one for one in started])
         return results
-
-    @property
-    def by_key(self) -> Dict[_Key, ArrayStatistics]:
-        """Statistics that have been fetched."""
-        return {key: one for key, one in zip(self.keys, self.statistics) if key is not None}
 
 
 class LatestStatistics:
@@ -72,32 +69,32 @@ class LatestStatistics:
         self._graph, self._plan, self._storage = graph, plan, storage
         self._measurements, self._pool = measurements, pool
         self.request = request
-        # Names of parameters, by position, except ambiguous ones.
-        names = {position: name for position, (_, name) in plan.described.kept.items() if name is not None}
-        counts = Counter(names.values())
-        self._names = {position: name for position, name in names.items() if counts[name] == 1}
+        # Names of parameters, by position, except names that several have.
+        parameters = plan.described.kept
+        uses = Counter(name for _, name in parameters.values())
+        self._names = {p: name for p, (_, name) in parameters.items() if name is not None and uses[name] == 1}
         # Key of a gradient: its position. Of data: the name, valid in all topologies, or else `~position`.
         self._latest: Dict[_Key, ArrayStatistics] = {}
         # Choices use those at the start of the iteration, equal on all ranks; in a rerun the present ones.
         self._at_start = self._latest
         self._iteration = -1  # of the last `begin`
-        # Measurements of this pass, tickets or finished ones: of gradients, with their scales, and of data.
-        self._running: Dict[int, Tuple[Union[int, ArrayStatistics], float]] = {}
-        self._data: Dict[_Key, Union[int, ArrayStatistics]] = {}
-        self._pending = _PendingWeights((), [], [])
+        # Measurements of this pass: of gradients, by position, with their scales; and of data.
+        self._gradients: Dict[int, Tuple[_Measured, float]] = {}
+        self._data: Dict[_Key, _Measured] = {}
+        self._pending = _PendingWeights((), [])
         # Keys measured since the last exchange between ranks.
         self._new: FrozenSet[_Key] = frozenset()
 
     def for_graph(self, graph: Graph, plan: GraphPlan, storage: NativeStorage) -> LatestStatistics:
         """Adapt to another graph of the topology."""
-        # The copy is shallow: both share the dicts of measurements that are running.
+        # The copy is shallow: tickets stay together with their measurements, which both share.
         adapted = copy(self)
         adapted._graph, adapted._plan, adapted._storage = graph, plan, storage
         return adapted
 
     def go_on_from(self, before: LatestStatistics) -> None:
         """Take over the measurements of weights that were started with the previous topology."""
-        # Names are valid in all topologies, positions only in their own.
+        # Names are valid in all topologies; keys of nameless weights, which are positions, are not.
         keys = [key if isinstance(key, str) else None for key in before._pending.keys]
         self._pending = before._pending._replace(keys=keys)
 
@@ -119,11 +116,12 @@ class LatestStatistics:
 
     @property
     def is_incomplete(self) -> bool:
-        """True if all must be measured: a needed parameter, or every gradient of methods, is unmeasured."""
-        kept, gradients = self._plan.described.kept, self.request.gradients
-        return any(p in kept and self._key(p) not in self._at_start for p in self.request.data) or (
-            bool(gradients) and gradients.isdisjoint(self._at_start)
-        )
+        """True if all arrays must be measured before the next choice."""
+        parameters, gradients = self._plan.described.kept, self.request.gradients
+        if any(p in parameters and self._key(p) not in self._at_start for p in self.request.data):
+            return True
+        # Single gradients may be missing, as those of an inactive branch.
+        return bool(gradients) and gradients.isdisjoint(self._at_start)
 
     @property
     def weights(self) -> Dict[str, ArrayStatistics]:
@@ -138,11 +136,12 @@ class LatestStatistics:
         if not (gradients or data):
             return
         keys, variables, storage = self._graph.keys, self._graph.variables, self._storage
+        # An emulated storage has measured the arrays that it has rounded.
         unmeasured = []
         for position, scale in gradients:
             rounded = storage.gradients.get(keys[position])
             if rounded is not None:
-                self._running[position] = rounded.statistics, scale
+                self._gradients[position] = rounded.statistics, scale
             elif stored_dtype(variables[position].grad) is not None:
                 unmeasured.append((position, scale))
         unmeasured_data = []
@@ -158,7 +157,7 @@ class LatestStatistics:
         if not arrays:
             return
         tickets = self._measurements.measure(arrays)
-        self._running.update((p, (ticket, scale)) for (p, scale), ticket in zip(unmeasured, tickets))
+        self._gradients.update((p, (ticket, scale)) for (p, scale), ticket in zip(unmeasured, tickets))
         self._data.update(zip(map(self._key, unmeasured_data), tickets[len(unmeasured) :]))
 
     def measure_weights(self, positions: Sequence[int]) -> None:
@@ -166,7 +165,7 @@ class LatestStatistics:
         if not positions:
             return
         tickets = self._measurements.measure(self._readable(positions))
-        self._pending = _PendingWeights(list(map(self._key, positions)), tickets, [])
+        self._pending = _PendingWeights(list(map(self._key, positions)), [*tickets])
 
     def _readable(self, positions: Sequence[int]) -> List[nn.NdArray]:
         """Data at each of these positions as kernels can read it: in a float32 copy where needed."""
@@ -175,30 +174,31 @@ class LatestStatistics:
 
     def finish(self, loss_weight_of: Callable[[int], float]) -> Tuple[GradientStatistics, Results]:
         """Wait for a pass's results, remember those for choices; return the gradients', and all results."""
-        # Tickets are cleared first: an interruption must leave none without a measurement. Both dicts are
-        # cleared in place, as graphs of one topology share them; remembered statistics are replaced, as
-        # savepoints hold the former ones.
-        running, data, pending = {**self._running}, {**self._data}, self._pending
-        self._running.clear()
+        # Graphs of one topology share both dicts, which are emptied in place; and, like `_pending`, before
+        # this waits: an interruption must leave no ticket without its measurement.
+        measured_gradients, measured_data = {**self._gradients}, {**self._data}
+        self._gradients.clear()
         self._data.clear()
-        self._pending = _PendingWeights((), [], [])
+        pending, self._pending = self._pending, _PendingWeights((), [])
         results = pending.fetch(self._measurements)
         gradients: Dict[int, Tuple[ArrayStatistics, float]] = {}
         new: Dict[_Key, ArrayStatistics] = {}
+        # Gradients outside the request serve components' amaxes only.
         remembered = self.request.gradients | self.request.watched
-        for position, (measured, scale) in running.items():
+        for position, (measured, scale) in measured_gradients.items():
             statistics = results.statistics[measured] if isinstance(measured, int) else measured
             gradients[position] = statistics, scale
-            # The rest serve components' amaxes only. Zeros of inactive ones would hide earlier gradients.
-            unused = statistics.nonfinite or position not in remembered
-            loss_weight = 0.0 if unused else loss_weight_of(position)
-            if loss_weight:
-                new[position] = statistics.scaled(1.0 / (scale * loss_weight))
-        for key, one in (*pending.by_key.items(), *data.items()):
-            statistics = results.statistics[one] if isinstance(one, int) else one
-            if not statistics.nonfinite:
+            if position in remembered and not statistics.nonfinite:
+                loss_weight = loss_weight_of(position)
+                # Zeros of an inactive component do not replace earlier gradients.
+                if loss_weight:
+                    new[position] = statistics.scaled(1.0 / (scale * loss_weight))
+        for key, measured in (*zip(*pending), *measured_data.items()):
+            statistics = results.statistics[measured] if isinstance(measured, int) else measured
+            if key is not None and not statistics.nonfinite:
                 new[key] = statistics
         if new:
+            # Replaced, not changed, as savepoints hold the former ones.
             self._latest = {**self._latest, **new}
             self._new = self._new.union(new)
         return gradients, results
@@ -214,11 +214,11 @@ class LatestStatistics:
                 rows.append([index, gradient and list(gradient), data and list(data)])
         return rows
 
-    @property
     def pending_weights(self) -> Dict[str, List[float]]:
-        """Weights measured after an update, which become known with the next pass, by name."""
+        """Wait for the weights measured after an update; return them by name."""
         self._pending.fetch(self._measurements)
-        return {key: [*one] for key, one in self._pending.by_key.items() if isinstance(key, str)}
+        named = ((key, one) for key, one in zip(*self._pending) if isinstance(key, str))
+        return {key: [*one] for key, one in named if isinstance(one, ArrayStatistics)}  # no ticket is left
 
     @staticmethod
     def loaded(positions: Sequence[int], state: Sequence[Any]) -> Dict[int, ArrayStatistics]:
@@ -242,7 +242,7 @@ class LatestStatistics:
         latest.update(weights)
         self._latest, self._at_start, self._iteration, self._new = latest, {}, -1, frozenset()
         if pending is not None:
-            self._pending = _PendingWeights([*pending], [], [*pending.values()])
+            self._pending = _PendingWeights([*pending], [*pending.values()])
 
     @property
     def _exchanged(self) -> Dict[str, _Key]:
@@ -261,9 +261,10 @@ class LatestStatistics:
         new = {name: key for name, key in self._exchanged.items() if key in self._new}
         message: Dict[str, Sequence[float]] = {name: list(self._latest[key]) for name, key in new.items()}
         weights = [name for name in self._new if isinstance(name, str)]
-        # Weights are equal on all ranks, and not sent, unless some of other graphs are known: ranks may have
-        # run different graphs then, and measured others.
-        if weights and not self.weights.keys() <= {*self._names.values()}:
+        # All ranks measure the same weights, which are not sent, as long as this graph is the only one. Else
+        # ranks may have run different graphs.
+        has_other_graphs = not self.weights.keys() <= {*self._names.values()}
+        if weights and has_other_graphs:
             message.update((_WEIGHT + name, list(self._latest[name])) for name in sorted(weights))
         return message
 

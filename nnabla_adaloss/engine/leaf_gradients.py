@@ -12,7 +12,6 @@ import nnabla as nn
 from ..core.components import Components, NodeStructure, component_of_contribution
 from ..core.power_of_two import is_power_of_two
 from ..core.schedule import Step
-from ..graph.plan import GraphPlan
 from ..kernels import Kernels, measurements_by
 from ..kernels.arrays import prepare_master
 from ..kernels.interface import UnscalingList
@@ -23,14 +22,12 @@ class Contribution(NamedTuple):
     """Part of a leaf's gradient that one function writes, or several with one scale."""
 
     leaf: int  # position of the leaf; for shared gradients, of the first one
-    function: int  # number of the (first) function
+    node: NodeStructure  # the (first) function
     variable: nn.Variable  # that the function writes to
     scale: float  # scale of the part
-    half: bool  # True if a half-precision function writes it
-    own_references: bool  # True if a function keeps references to the gradient's array
     exact: bool  # True if nnabla adds it to a scaled gradient bit for bit as to an unscaled one
     aliases: Tuple[nn.Variable, ...] = ()  # further variables with the same gradient array
-    alone: bool = True  # False: added to a gradient that was not zero, whose size the sum hides
+    in_sum: bool = False  # True if it was added to a gradient that was not zero: only the sum is measured
 
 
 def contributions_of(prepared: PreparedGraph, node: NodeStructure, step: Step) -> List[Contribution]:
@@ -41,21 +38,15 @@ def contributions_of(prepared: PreparedGraph, node: NodeStructure, step: Step) -
     by_leaf: Dict[int, Contribution] = {}
     for position in node.leaves:
         variable, leaf = prepared.graph.variables[position], prepared.plan.leaf(position)
-        scale, rounded = scales.get(position, step.scale), prepared.storage.rounds_gradient(variable)
         if leaf in by_leaf:
             # Leaves that share a gradient array: the function writes one part of it, with one scale.
             by_leaf[leaf] = by_leaf[leaf]._replace(aliases=(*by_leaf[leaf].aliases, variable))
         else:
-            by_leaf[leaf] = Contribution(
-                leaf=leaf,
-                function=node.number,
-                variable=variable,
-                scale=scale,
-                half=node.half,
-                own_references=node.own_references,
-                # In float32, multiplying by a power of two changes no bit.
-                exact=not (node.half or rounded) and is_power_of_two(scale),
-            )
+            # In float32, multiplying by a power of two changes no bit.
+            scale = scales.get(position, step.scale)
+            rounded = node.half or prepared.storage.rounds_gradient(variable)
+            exact = not rounded and is_power_of_two(scale)
+            by_leaf[leaf] = Contribution(leaf, node, variable, scale, exact)
     return list(by_leaf.values())
 
 
@@ -98,32 +89,29 @@ class LeafGradients:
         earlier = [self._waiting.pop(one.leaf, None) for one in contributions]
         self._unscale([entry for entry in earlier if entry is not None])
         for contribution in contributions:
-            variable, half = contribution.variable, contribution.half
-            own_references = contribution.own_references
-            scratch = variable.shape, "gradient", contribution.leaf
+            variable, node = contribution.variable, contribution.node
             master = target = total = variable.grad
             prepare_master(master, self._kernels.context)
-            # nnabla writes to the master itself if that is zero, or must be (the function keeps references to
-            # it), or is as good as an array of its own (the contribution is exact).
-            if master.zeroing and (own_references or not half):
-                # It is overwritten, not added to: there is nothing to scale.
-                pass
-            elif own_references and half:
-                # nnabla would add in half precision: the former contents move away, until `_unscale`.
-                total = self._pool.get(*scratch)
-                self._kernels.scaled_copy(master, total, 1.0)
-                master.fill(-0.0)
-            elif own_references or contribution.exact:
-                # The former contents get the scale of the new part; dividing the sum restores them.
-                self._kernels.scale_(master, contribution.scale)
-                contribution = contribution._replace(alone=False)
-            else:
+            scratch = variable.shape, "gradient", contribution.leaf
+            # A scratch array replaces a master that a function in half would convert, or whose contents the
+            # scale would round; unless the function keeps references to the master.
+            loses_bits = node.half or not (contribution.exact or master.zeroing)
+            if loses_bits and not node.own_references:
                 target = self._pool.get(*scratch)
                 if master.zeroing:
                     target.zero()
                 else:
                     # nnabla may add, as the master was not zero: to -0.0, which preserves even signs.
                     target.fill(-0.0)
+            elif node.half and not master.zeroing:
+                # nnabla would add in half precision: the former contents move away, until `_unscale`.
+                total = self._pool.get(*scratch)
+                self._kernels.scaled_copy(master, total, 1.0)
+                master.fill(-0.0)
+            elif not master.zeroing:
+                # The former contents get the scale of the new part; dividing the sum restores them.
+                self._kernels.scale_(master, contribution.scale)
+                contribution = contribution._replace(in_sum=True)
             grads = tuple([alias.grad for alias in contribution.aliases])
             # Noted before the swap: a signal may interrupt between any two lines.
             self._running[contribution.leaf] = WrittenGradient(contribution, master, target, total, grads)
@@ -135,22 +123,22 @@ class LeafGradients:
     def hand_on(self, following: Sequence[Contribution]) -> None:
         """Give back leaves that a function has written, and take them for the `following` contributions."""
         entries = [self._running[one.leaf] for one in following]
-        # Scratch arrays may stay in place if the same Variable has one, and no other shares it.
-        if not all(
+        # In recurrent networks each time step writes the same weights: their scratch arrays stay in place,
+        # unless another Variable or function refers to the gradient.
+        if all(
             entry.target is not entry.master
             and one.variable is entry.contribution.variable
-            and not (one.own_references or one.aliases or entry.contribution.aliases)
+            and not (one.node.own_references or one.aliases or entry.contribution.aliases)
             for one, entry in zip(following, entries)
         ):
+            self._unscale([entry for entry in entries if not entry.target.zeroing])
+            for one, entry in zip(following, entries):
+                self._running[one.leaf] = entry._replace(contribution=one)
+                # The next function adds; to -0.0, which preserves even signs.
+                entry.target.fill(-0.0)
+        else:
             self.give_back(following)
             self.take(*following)
-            return
-        # That saves recurrent networks, whose weights each time step writes, the swaps between them.
-        self._unscale([entry for entry in entries if not entry.target.zeroing])
-        for one, entry in zip(following, entries):
-            self._running[one.leaf] = entry._replace(contribution=one)
-            # The next function adds; to -0.0, which preserves even signs.
-            entry.target.fill(-0.0)
 
     def give_back(self, contributions: Optional[Sequence[Contribution]] = None) -> None:
         """Restore the masters after functions ran: of all leaves, or of these contributions."""
@@ -180,7 +168,7 @@ class LeafGradients:
             if entry.total is not entry.master:
                 self._kernels.scaled_copy(entry.total, entry.master, 1.0)
             elif entry.target is entry.master and not entry.master.zeroing:
-                # `take` has multiplied it by the scale.
+                # `take` has multiplied its contents by the scale; or they were zero.
                 self._kernels.scale_(entry.master, 1.0 / entry.contribution.scale)
         self._running.clear()
         self.finish()
@@ -211,55 +199,48 @@ class LeafGradients:
 class WrittenLeaves:
     """Contributions of a pass, in the order of unscaling; shared by passes with equal ones."""
 
-    def __init__(
-        self, contributions: Sequence[Contribution], plan: GraphPlan, components: Components
-    ) -> None:
-        self.contributions, self.components, self._plan = contributions, components, plan
-        # By leaves: components and places of `counted` contributions to them, sorted.
-        self._counted_to: Dict[FrozenSet[int], List[Tuple[int, int]]] = {}
+    def __init__(self, contributions: Sequence[Contribution], components: Components) -> None:
+        self.contributions, self.components = contributions, components
+        # By leaves: components and places of the `measured` contributions to them, sorted.
+        self._places: Dict[FrozenSet[int], List[Tuple[int, int]]] = {}
 
     @cached_property
-    def counted(self) -> List[Tuple[Contribution, int, int]]:
-        """The result of `places_of_contributions`, each with its component."""
-        return [
-            (one, place, self.component(one.leaf, one.function))
-            for one, place in places_of_contributions(self.contributions)
-        ]
+    def measured(self) -> List[Tuple[Contribution, int]]:
+        """Contributions with a magnitude of this batch, each with the index of that magnitude in the pass."""
+        result: List[Tuple[Contribution, int]] = []
+        latest: Dict[int, int] = {}  # index in `result` of the latest contribution to each leaf
+        for index, one in enumerate(self.contributions):
+            earlier = latest.get(one.leaf)
+            if one.in_sum and earlier is None:
+                continue  # the sum includes earlier batches
+            if one.in_sum and earlier is not None and result[earlier][0].scale == one.scale:
+                # The sum replaces its first part, as in passes without hooks, which measure only sums. It may
+                # include earlier batches, if that part was written to a scratch array: scales are then lower.
+                result[earlier] = result[earlier][0], index
+            else:
+                latest[one.leaf] = len(result)
+                result.append((one, index))
+        return result
 
-    def component(self, leaf: int, function: int) -> int:
+    def component(self, leaf: int, node: NodeStructure) -> int:
         """Component of the gradient that a function writes to a leaf."""
-        return component_of_contribution(self._plan.by_number[function], leaf, self.components.of)
+        return component_of_contribution(node, leaf, self.components.of)
 
     def amax_of_components(self, largest: Sequence[float], leaves: FrozenSet[int]) -> Dict[int, float]:
         """Largest finite magnitude, by component, of contributions to these leaves; `largest`: of all."""
-        if leaves not in self._counted_to:
-            counted = sorted((index, place) for one, place, index in self.counted if one.leaf in leaves)
-            self._counted_to[leaves] = counted
+        if leaves not in self._places:
+            self._places[leaves] = sorted(
+                (self.component(one.leaf, one.node), place)
+                for one, place in self.measured
+                if one.leaf in leaves
+            )
         amaxes: Dict[int, float] = {}
-        for index, place in self._counted_to[leaves]:
+        for index, place in self._places[leaves]:
             amax = largest[place]
-            # Infinity stands for NaN, too.
+            # NaN is reported as infinity.
             if amax < math.inf and (index not in amaxes or amax > amaxes[index]):
                 amaxes[index] = amax
         return amaxes
-
-
-def places_of_contributions(written: Sequence[Contribution]) -> List[Tuple[Contribution, int]]:
-    """List the contributions of this batch, each with the index of its magnitude among all of the pass."""
-    # The magnitude of a contribution that is not `alone` is that of the leaf's whole sum. As the first of the
-    # pass, it has earlier batches in its sum, and is left out. After one at the same scale it replaces that
-    # one's, as without hooks, where nnabla sums before measuring. (If that one wrote to a scratch array,
-    # earlier batches may still be in the sum: a magnitude too large, which only makes scales smaller.)
-    result: List[Tuple[Contribution, int]] = []
-    latest: Dict[int, int] = {}  # by leaf, in the result
-    for index, contribution in enumerate(written):
-        alone, earlier = contribution.alone, latest.get(contribution.leaf)
-        if earlier is not None and not alone and result[earlier][0].scale == contribution.scale:
-            result[earlier] = result[earlier][0], index
-        elif alone or earlier is not None:
-            latest[contribution.leaf] = len(result)
-            result.append((contribution, index))
-    return result
 
 
 class NonfiniteGradients:
@@ -272,8 +253,8 @@ class NonfiniteGradients:
 
     def set_aside(self, leaves: Mapping[int, nn.Variable]) -> bool:
         """Zero the gradients that are still not finite, and keep their contents; False if there are none."""
-        gradients = {key: leaves[key].grad for key in self.keys & leaves.keys()}
-        written = {key: gradient for key, gradient in gradients.items() if not gradient.zeroing}
+        keys = self.keys & leaves.keys()
+        written = {key: leaves[key].grad for key in keys if not leaves[key].grad.zeroing}
         # These are fetched at once; the engine's own measurements may be running.
         measurements = measurements_by(self._kernels, len(written))
         measurements.measure([*written.values()])

@@ -189,13 +189,16 @@ class FinishedPass(NamedTuple):
         """Component of each function's first nonfinite leaf; and all components with a finite leaf."""
         plan, written, largest = self.prepared.plan, self.written, self.results.largest
         # Function, component, and whether it is not finite, of each contribution of this batch.
-        parts = [(one.function, index, largest[i] == math.inf) for one, i, index in written.counted]
-        counted = {one.leaf for one, _, _ in written.counted}
+        parts = [
+            (one.node.number, written.component(one.leaf, one.node), largest[i] == math.inf)
+            for one, i in written.measured
+        ]
+        counted = {one.leaf for one, _ in written.measured}
         for node in plan.nodes:
             for leaf in map(plan.leaf, node.leaves):
                 if leaf not in counted:
                     # Only the sum over its functions and earlier batches was measured.
-                    component = written.component(leaf, node.number)
+                    component = written.component(leaf, node)
                     parts.append((node.number, component, leaf in nonfinite_leaves))
         finite = {index for _, index, is_nonfinite in parts if not is_nonfinite}
         # The order is reversed, so that the first of several leaves stays.

@@ -45,7 +45,7 @@ def state_of(
         **topology_state(prepared.plan, statistics, prepared.schedules),
         "topologies": list(others),
         "weights": {name: list(one) for name, one in weights.items()},
-        "pending": prepared.statistics.pending_weights,  # for the next pass
+        "pending": prepared.statistics.pending_weights(),  # for the next pass
         "components": observations.state_dict(),
         "layers": method_alphas.state_dict(),
         "draws": random_draws,

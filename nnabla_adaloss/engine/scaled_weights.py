@@ -37,28 +37,31 @@ class ScaledWeights:
     def swap(self, weights: SwappedWeights) -> None:
         """Swap weights for scaled copies, until `restore`."""
         storage, copies, scratch, shapes = self._storage, weights.copies, self._pool.get, weights.shapes
-        readable = sources = [variable.data for variable in weights.variables]
-        if not are_readable(sources):
+        own = [variable.data for variable in weights.variables]
+        readable = own
+        if not are_readable(own):
             floats = (scratch(shape, "float32", index) for index, shape in enumerate(shapes))
-            readable = list(map(as_float32, sources, floats))
-        copies.targets = [scratch(shape, "scaled weight", index) for index, shape in enumerate(shapes)]
+            readable = list(map(as_float32, own, floats))
+        # An emulation's rounded weights are copied instead of the Variables' own.
         rounded = [storage.weights.get(key) for key in weights.keys]
         copies.sources = [array or source for array, source in zip(rounded, readable)]
+        copies.targets = [scratch(shape, "scaled weight", index) for index, shape in enumerate(shapes)]
         self._kernels.scaled_copy_all(copies)
         for key, scaled, alpha in zip(weights.keys, copies.targets, copies.alphas):
             # Enlarging keeps all bits of a rounded weight; after shrinking an emulation must round again.
             if alpha < 1.0:
                 storage.store(key, scaled)
         # Each swap is noted before it is made: a signal may interrupt between any two lines.
-        swaps = zip(weights.keys, rounded, weights.variables, sources, copies.targets)
-        for key, array, variable, source, scaled in swaps:
-            if array is not None and source != array:
+        for key, array, variable, source, scaled in zip(
+            weights.keys, rounded, weights.variables, own, copies.targets
+        ):
+            if array is None or source == array:
+                self._swapped.append((variable, source, scaled))
+                variable.data = scaled
+            else:
                 # The emulation's backward, which has not begun, will put its rounded weights into Variables.
                 self._replaced.append((key, array))
                 storage.weights[key] = scaled
-            else:
-                self._swapped.append((variable, source, scaled))
-                variable.data = scaled
 
     def restore(self) -> None:
         """Restore all swapped arrays, if any."""

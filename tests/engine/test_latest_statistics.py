@@ -187,9 +187,9 @@ def test_a_loaded_state_replaces_measurements_after_an_update(other: Any) -> Non
     source = arrays.statistics()
     source._names = dict.fromkeys(arrays.positions, "w")
     source.measure_weights(arrays.positions)
-    assert source.pending_weights == {"w": [1, 1.0, 1.0, 1.0, 1.0, 0, 0]}
+    assert source.pending_weights() == {"w": [1, 1.0, 1.0, 1.0, 1.0, 0, 0]}
     source.load({}, {}, other)
-    assert source.pending_weights == {name: [*one] for name, one in other.items()}
+    assert source.pending_weights() == {name: [*one] for name, one in other.items()}
     assert source.weights == {}
     finish(source)
     assert source.weights == other

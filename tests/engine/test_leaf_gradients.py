@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScalingUpdater, FormatEmulation
-from nnabla_adaloss.engine.leaf_gradients import Contribution, WrittenLeaves, places_of_contributions
+from nnabla_adaloss.engine.leaf_gradients import Contribution, WrittenLeaves
 from nnabla_adaloss.engine.passes import hookless
 from tests.worlds.networks import layers, mlp
 from tests.worlds.passes import look, run, settle
@@ -182,30 +182,29 @@ def test_some_functions_that_share_a_leaf_may_write_nothing(writing: Any, storag
 # What is asked of the gradients of parameters as they are.
 
 
-def entry(leaf: int, function: int, scale: float = 2.0, *, alone: bool = True) -> Contribution:
-    v = nn.Variable((2,), need_grad=True)
-    return Contribution(leaf, function, v, scale, half=False, own_references=False, exact=True, alone=alone)
+def entry(leaf: int, node: Any, scale: float = 2.0, *, in_sum: bool = False) -> Contribution:
+    return Contribution(leaf, node, nn.Variable((2,), need_grad=True), scale, exact=True, in_sum=in_sum)
 
 
 def test_contributions_to_a_leaf_are_reported_singly_or_as_a_sum_for_the_first() -> None:
     def told(*written: Contribution) -> List[Any]:
-        return [(one.leaf, one.function, place) for one, place in places_of_contributions(written)]
+        components = AdaptiveLossScaling(F.mean(layers(2))).plan.components(by_layer=True)
+        return [(one.leaf, one.node, place) for one, place in WrittenLeaves(written, components).measured]
 
     first = entry(0, 7), entry(1, 6)
     assert told(*first, entry(0, 5, 8.0)) == [(0, 7, 0), (1, 6, 1), (0, 5, 2)]
     # With another scale a sum counts for who has added: the first component's scale says nothing about it.
-    assert told(*first, entry(0, 5, 8.0, alone=False)) == [(0, 7, 0), (1, 6, 1), (0, 5, 2)]
-    assert told(*first, entry(0, 5, alone=False)) == [(0, 7, 2), (1, 6, 1)]
+    assert told(*first, entry(0, 5, 8.0, in_sum=True)) == [(0, 7, 0), (1, 6, 1), (0, 5, 2)]
+    assert told(*first, entry(0, 5, in_sum=True)) == [(0, 7, 2), (1, 6, 1)]
     # What an earlier batch has left in a gradient is not told apart either, and is no matter of this one.
-    assert told(*[entry(0, 7, alone=False)] * 2) == []
+    assert told(*[entry(0, 7, in_sum=True)] * 2) == []
 
 
 def written_by(scaling: AdaptiveLossScaling, leaves: FrozenSet[int]) -> WrittenLeaves:
     """A contribution to each of some leaves."""
     plan = scaling.plan
     return WrittenLeaves(
-        [entry(leaf, node.number) for node in plan.nodes for leaf in node.leaves if leaf in leaves],
-        plan,
+        [entry(leaf, node) for node in plan.nodes for leaf in node.leaves if leaf in leaves],
         plan.components(by_layer=True),
     )
 
@@ -214,7 +213,7 @@ def test_a_component_has_the_largest_finite_magnitude_of_the_leaves_that_count()
     scaling = AdaptiveLossScaling(F.mean(layers(2, 3, 4) ** 2))
     everything = frozenset(scaling.plan.leaves)
     written = written_by(scaling, everything)
-    of = [written.component(one.leaf, one.function) for one in written.contributions]
+    of = [written.component(one.leaf, one.node) for one in written.contributions]
     assert sorted(of) == sorted([*set(of)] * 2)
     random = np.random.default_rng(0)
     for leaves in (everything, frozenset(sorted(everything)[::2]), everything, frozenset()):

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Optional, Tuple, Union
+from typing import Optional, Tuple
 
 from ...core.schedule import ScaleSchedule
 from ...graph.hooks import HookGuard
@@ -29,11 +29,11 @@ def run_pass(
     """Run the backward of `loss`, and restore all swapped arrays, also after exceptions."""
     schedule, statistics = decision.schedule, prepared.statistics
     steps, kind = _steps_for(prepared, decision, inputs, watch)
-    running: Union[HookedPass, HooklessPass]
-    if steps is None:
-        running = HookedPass(prepared, decision, inputs, watch)
-    else:
-        running = HooklessPass(prepared, decision, inputs, steps)
+    running = (
+        HookedPass(prepared, decision, inputs, watch)
+        if steps is None
+        else HooklessPass(prepared, decision, inputs, steps)
+    )
     # nnabla does not stop backward when a hook raises: arrays are restored at once.
     guard = HookGuard(running.restore)
     try:

@@ -48,7 +48,7 @@ class HookedPass:
         self._running: Optional[Tuple[NodeStructure, Tuple[Rescale, ...]]] = None
         self._weights = ScaledWeights(prepared)
         # Others may read parameter gradients right after the function that writes them.
-        unscale_each = not (inputs.callbacks is inputs.post_hook is None)
+        unscale_each = inputs.callbacks is not None or inputs.post_hook is not None
         self._leaves = LeafGradients(prepared, unscale_each=unscale_each)
 
     def begin(self) -> Tuple[Hooks, Hooks]:
@@ -60,7 +60,7 @@ class HookedPass:
 
     def end(self) -> WrittenLeaves:
         """Unscale gradients of leaves, and return them."""
-        return WrittenLeaves(self._leaves.finish(), self._prepared.plan, self._decision.schedule.components)
+        return WrittenLeaves(self._leaves.finish(), self._decision.schedule.components)
 
     def restore(self) -> None:
         """Restore all swapped arrays of a pass that is given up, and unscale what it has written."""

@@ -101,7 +101,7 @@ class HooklessPass:
             prepared.measurements.unscale(gradients)
             written += leaves
         self._running = []
-        return self._steps.written_leaves(written, prepared.plan, self._schedule.components)
+        return self._steps.written_leaves(written, self._schedule.components)
 
     def restore(self) -> None:
         """Restore all swapped arrays, if any."""
