@@ -28,6 +28,10 @@ _EMPTY = AmaxWindow()
 _REMEMBERED = 2000
 _CONFIRMING_RATIO = 2.0**3
 
+# Keys of messages between ranks: of a flag; and prefixes of names of components, with their amaxes in this
+# iteration, and in lost batches.
+_COMPLETES_ENTRY, _AMAX, _LOST = "completes entry", "component ", "lost "
+
 _Amaxes = Mapping[str, float]
 _NONE: _Amaxes = {}
 
@@ -312,14 +316,23 @@ class Observations(NamedTuple):
             return self.now
         return {name: 0.0 for name in self.now if name not in self.memory.windows}
 
-    def shared(self) -> Tuple[bool, _Amaxes, _Amaxes]:
-        """Export for other ranks: completeness of a windows' entry, amaxes, amaxes of lost batches."""
-        return self.completes_entry, self._learned, _larger(self.lost_now, self.provisional)
+    def shared(self) -> Dict[str, Sequence[float]]:
+        """Export the amaxes for other ranks, and whether they complete an entry of the windows."""
+        lost = _larger(self.lost_now, self.provisional)
+        return {
+            _COMPLETES_ENTRY: [float(self.completes_entry)],
+            **{_AMAX + name: [unit_amax] for name, unit_amax in self._learned.items()},
+            **{_LOST + name: [unit_amax] for name, unit_amax in lost.items()},
+        }
 
-    def adopting(self, completes_entry: bool, unit_amaxes: _Amaxes, lost: _Amaxes) -> Observations:
+    def adopting(self, messages: Sequence[Mapping[str, Sequence[float]]]) -> Observations:
         """Replace this rank's amaxes by the largest `shared` ones of all ranks."""
         after = self._replace(provisional=_NONE, began=frozenset(), informative=True)
-        return after._replace(completes_entry=completes_entry, now=unit_amaxes, lost_now=lost)
+        return after._replace(
+            completes_entry=any(message[_COMPLETES_ENTRY][0] for message in messages),
+            now=_largest(_AMAX, messages),
+            lost_now=_largest(_LOST, messages),
+        )
 
     @property
     def lost_recently(self) -> bool:
@@ -375,3 +388,12 @@ def _larger(one: _Amaxes, other: _Amaxes) -> _Amaxes:
     if not (one and other):
         return one or other
     return {**one, **{n: value for n, value in other.items() if n not in one or value > one[n]}}
+
+
+def _largest(prefix: str, messages: Sequence[Mapping[str, Sequence[float]]]) -> _Amaxes:
+    """Largest amax by name, under keys with this prefix, as if the batches of all ranks were one."""
+    largest = _NONE
+    for message in messages:
+        amaxes = {key[len(prefix) :]: row[0] for key, row in message.items() if key.startswith(prefix)}
+        largest = _larger(largest, amaxes)
+    return largest

@@ -46,9 +46,8 @@ from .saved_state import load_state, state_of
 # Code of the method that divides by the scale; a derived updater may have one of its own that does not.
 _CODE_THAT_DIVIDES = DynamicLossScalingUpdater.update.__code__
 
-# Keys of messages between ranks: of the flags `choose_again` and `completes_entry`; and prefixes of names of
-# components, with their amaxes in this iteration, and in lost batches.
-_ENDS, _COMPONENT, _LOST = "ends", "component ", "lost "
+# Key of a flag in messages between ranks.
+_CHOOSES_AGAIN = "chooses again"
 
 
 class AdaptiveLossScaling:
@@ -269,8 +268,12 @@ class AdaptiveLossScaling:
     @property
     def can_measure_more(self) -> bool:
         """True if repeating the last batch would measure more gradients than its last pass did."""
-        constant = self._graph.current().schedules.measures_nothing(self.result.schedule.given_scale)
-        return not (self.result.measurements.measured_all or constant)
+        return not (self.result.measurements.measured_all or self._measures_nothing)
+
+    @property
+    def _measures_nothing(self) -> bool:
+        """True if all scales of the last backward were a given S0, which no measurement changes."""
+        return self._graph.current().schedules.measures_nothing(self.result.schedule.given_scale)
 
     @property
     def is_good(self) -> bool:
@@ -324,37 +327,28 @@ class AdaptiveLossScaling:
         """
         # Schedules of all topologies were chosen without knowledge of this overflow.
         self._graph.drop_schedules()
-        report, schedules = self._result, self._graph.current().schedules
-        if report is None or schedules.measures_nothing(report.schedule.given_scale):
+        if self._result is None or self._measures_nothing:
             return False
-        self.components, lowered = self.components.after_overflow(report.measurements)
+        self.components, lowered = self.components.after_overflow(self._result.measurements)
         return lowered
 
     def shared_statistics(self) -> Optional[Dict[str, Sequence[float]]]:
         """Export measurements for other ranks, which base the next scales on all; None: no new ones."""
-        prepared, report = self._graph.current(), self._result
-        # Constant scales need no measurements.
-        if report is None or prepared.schedules.measures_nothing(report.schedule.given_scale):
+        if self._measures_nothing:
             return None
-        completes_entry, unit_amaxes, lost = self.components.shared()
-        # An overflow or a new topology has left this rank without schedules.
-        choose_again = not prepared.schedules.chosen
-        return {
-            _ENDS: [float(choose_again), float(completes_entry)],
-            **{_COMPONENT + name: [unit_amax] for name, unit_amax in unit_amaxes.items()},
-            **{_LOST + name: [unit_amax] for name, unit_amax in lost.items()},
-            **prepared.statistics.shared(),
-        }
+        prepared = self._graph.current()
+        # After an overflow, or for a new topology, this rank has no schedules.
+        chooses_again = not prepared.schedules.chosen
+        statistics = {**self.components.shared(), **prepared.statistics.shared()}
+        return {_CHOOSES_AGAIN: [float(chooses_again)], **statistics}
 
     def adopt_statistics(self, messages: Sequence[Mapping[str, Sequence[float]]]) -> None:
         """Replace the measurements by the `shared_statistics` of all ranks, in their order."""
         prepared = self._graph.current()
-        choose_again, completes_entry = (any(flags) for flags in zip(*(one[_ENDS] for one in messages)))
-        if choose_again:
-            # If one rank chooses again, as after an overflow, all do, with equal results.
+        if any(one[_CHOOSES_AGAIN][0] for one in messages):
+            # If one rank chooses again, all do: from equal measurements they choose equal scales.
             prepared.schedules = prepared.schedules.drop()
-        unit_amaxes, lost = _largest(_COMPONENT, messages), _largest(_LOST, messages)
-        self.components = self.components.adopting(completes_entry, unit_amaxes, lost)
+        self.components = self.components.adopting(messages)
         prepared.statistics.adopt(messages)
 
     def after_update(self, step: Optional[Callable[[], Any]] = None) -> None:
@@ -539,16 +533,6 @@ class AdaptiveLossScaling:
         scales = [within_float32(scale / max(weight, 1.0)) for weight in loss_weights]
         decision = Decision(prepared.schedule(scales, scale, loss_weights), prepared.schedules)
         run_pass(self.loss, self._seed, prepared, decision, PassInputs(clear_buffer=True))
-
-
-def _largest(prefix: str, messages: Sequence[Mapping[str, Sequence[float]]]) -> Dict[str, float]:
-    """Largest amax of all ranks by name, from the keys with this prefix, as if their batches were one."""
-    amaxes: Dict[str, float] = {}
-    for key, row in (item for message in messages for item in message.items()):
-        if key.startswith(prefix):
-            name = key[len(prefix) :]
-            amaxes[name] = max(row[0], amaxes.get(name, row[0]))
-    return amaxes
 
 
 def _refuse_a_second_division(loss: Any) -> None:

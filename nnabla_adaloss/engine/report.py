@@ -135,15 +135,15 @@ class FinishedPass(NamedTuple):
                 amaxes[index] = amax
 
         for position, (statistics, scale) in self.gradients.items():
-            # Gradients between functions in float are not stored in the format: they only limit the scales of
-            # components of scalars.
+            # A gradient that functions in float write and read is not stored in the format: it limits no
+            # scale but that of a component of scalars.
             is_stored = keys[position] in rounded if storage.rounds else position not in plan.in_float
-            is_alone = components.of.get(position) in components.scalar_components
-            if position in plan.limiting_gradients and (is_stored or is_alone):
+            among_scalars = components.of.get(position) in components.scalar_components
+            if position in plan.limiting_gradients and (is_stored or among_scalars):
                 include(position, statistics.abs_max / scale)
-        # An emulation that rounds has measured every gradient, in the slice or not.
+        # An emulation that rounds has measured every gradient, in the slice or not. Scalars are left to the
+        # slice: some of them are rounded only in passes with hooks.
         for position in plan.largest_gradients if rounded else ():
-            # Scalars count only if measured: some are rounded only in passes with hooks.
             if position not in plan.scalars and keys[position] in rounded:
                 include(position, rounded[keys[position]].statistics.abs_max / scales[position])
         return amaxes
@@ -152,33 +152,27 @@ class FinishedPass(NamedTuple):
         """Functions with nonfinite gradients, the first component where that showed, suspects before it."""
         plan, keys, storage = self.prepared.plan, self.prepared.graph.keys, self.prepared.storage
         schedule, measured_all, rounded = self.decision.schedule, self.decision.measure_all, storage.gradients
-        measured_nonfinite = {p for p, (statistics, _) in self.gradients.items() if statistics.nonfinite}
+        nonfinite = {p for p, (statistics, _) in self.gradients.items() if statistics.nonfinite}
         leaf_overflowed = math.inf in self.results.largest
-        # A gradient that overflows in storage makes that of some leaf nonfinite: without one, nothing has to
-        # be read. A pass that measures all is rare, and examines them anyway.
-        overflowed: Set[int] = set()
-        if measured_all or measured_nonfinite or leaf_overflowed:
+        # A gradient that overflows when an emulation stores it makes that of a leaf nonfinite, too: without
+        # one, statistics of rounding need not be searched. A pass that measures all is rare.
+        if measured_all or nonfinite or leaf_overflowed:
             scaled = (p for p in schedule.scales if keys[p] in rounded)
-            overflowed = {p for p in scaled if rounded[keys[p]].statistics.nonfinite}.difference(plan.leaves)
-        if not (measured_nonfinite or leaf_overflowed or overflowed):
+            overflowed = {p for p in scaled if rounded[keys[p]].statistics.nonfinite}
+            nonfinite |= overflowed.difference(plan.leaves)
+        if not (nonfinite or leaf_overflowed):
             return (), None, frozenset()
-        nonfinite = measured_nonfinite | overflowed
         contributions = zip(self.written.contributions, self.results.largest)
         nonfinite_leaves = {one.leaf for one, amax in contributions if amax == math.inf}
         leaf_components, finite = self._components_of_leaves(nonfinite_leaves)
-        # A pass that measures all does so before it rescales: gradients finite then overflowed when raised.
-        raised = overflowed - measured_nonfinite if measured_all else frozenset()
-        first = first_overflow(plan, schedule.components, nonfinite, leaf_components, raised)
-        functions = [
-            node.label
-            for node in plan.nodes
-            if not nonfinite.isdisjoint(node.outputs)
-            # All uses of a weight share its master: measured output gradients are more specific.
-            or (
-                not nonfinite_leaves.isdisjoint(map(plan.leaf, node.leaves))
-                and not (nonfinite and node.layer_inputs)
-            )
-        ]
+        first = first_overflow(plan, schedule.components, nonfinite, leaf_components)
+        functions = []
+        for node in plan.nodes:
+            # All uses of a weight share its master: output gradients, if known, tell which layer overflowed.
+            leaves = () if nonfinite and node.layer_inputs else node.leaves
+            leaf_is_nonfinite = not nonfinite_leaves.isdisjoint(map(plan.leaf, leaves))
+            if leaf_is_nonfinite or not nonfinite.isdisjoint(node.outputs):
+                functions.append(node.label)
         # Without measuring all, an overflow shows first where a weight has a gradient: it may have begun
         # before that, in functions without one. An emulation has seen every gradient.
         if first is None or storage.rounds or measured_all:
@@ -188,21 +182,21 @@ class FinishedPass(NamedTuple):
     def _components_of_leaves(self, nonfinite_leaves: AbstractSet[int]) -> Tuple[Dict[int, int], Set[int]]:
         """Component of each function's first nonfinite leaf; and all components with a finite leaf."""
         plan, written, largest = self.prepared.plan, self.written, self.results.largest
-        # Function, component, and whether it is not finite, of each contribution of this batch.
-        parts = [
-            (one.node.number, written.component(one.leaf, one.node), largest[i] == math.inf)
-            for one, i in written.measured
-        ]
-        counted = {one.leaf for one, _ in written.measured}
+        # Function, leaf, and whether the gradient is not finite, of each contribution of this batch.
+        parts = [(one.node, one.leaf, largest[place] == math.inf) for one, place in written.measured]
+        # Of other leaves only the sum over their functions and earlier batches was measured.
+        measured = {one.leaf for one, _ in written.measured}
         for node in plan.nodes:
-            for leaf in map(plan.leaf, node.leaves):
-                if leaf not in counted:
-                    # Only the sum over its functions and earlier batches was measured.
-                    component = written.component(leaf, node)
-                    parts.append((node.number, component, leaf in nonfinite_leaves))
-        finite = {index for _, index, is_nonfinite in parts if not is_nonfinite}
-        # The order is reversed, so that the first of several leaves stays.
-        nonfinite = {function: index for function, index, is_nonfinite in reversed(parts) if is_nonfinite}
+            unmeasured = [leaf for leaf in map(plan.leaf, node.leaves) if leaf not in measured]
+            parts += [(node, leaf, leaf in nonfinite_leaves) for leaf in unmeasured]
+        nonfinite: Dict[int, int] = {}
+        finite: Set[int] = set()
+        for node, leaf, is_nonfinite in parts:
+            component = written.component(leaf, node)
+            if is_nonfinite:
+                nonfinite.setdefault(node.number, component)  # the first of several leaves stays
+            else:
+                finite.add(component)
         return nonfinite, finite
 
 
@@ -211,14 +205,10 @@ def first_overflow(
     components: Components,
     nonfinite: AbstractSet[int],  # positions of gradients that are not finite
     leaf_components: Mapping[int, int],  # component of a function's nonfinite leaf, by its number
-    raised: AbstractSet[int] = frozenset(),  # gradients that overflowed when raised to the successor's scale
 ) -> Optional[int]:
     """First component, in backward order, with a nonfinite gradient."""
     for node in plan.nodes:
         if not nonfinite.isdisjoint(node.outputs):
-            # This function raised its output gradient to the scale of its input's, which was too high.
-            if len(node.outputs) == 1 and node.separates and node.inputs and node.outputs[0] in raised:
-                return components.of[node.inputs[0]]
             return components.of[node.outputs[0]]
         if node.number in leaf_components:
             return leaf_components[node.number]

@@ -107,6 +107,17 @@ def overflow(
     return lowered
 
 
+def message(
+    *, completes_entry: bool = False, lost: Mapping[str, float] = {}, **amaxes: float
+) -> Dict[str, List[float]]:
+    """Message of a rank with these amaxes of components."""
+    return {
+        "completes entry": [float(completes_entry)],
+        **{f"component {name}": [amax] for name, amax in amaxes.items()},
+        **{f"lost {name}": [amax] for name, amax in lost.items()},
+    }
+
+
 def test_a_scale_follows_from_the_window_and_this_iterations_amaxes() -> None:
     scales = scales_with(1.0, 1.0, 4.0)
     assert of_all(scales) == [2.0**14, 2.0**8, 2.0**6, None]
@@ -219,7 +230,7 @@ def test_both_lost_batches_of_an_iteration_stay() -> None:
     for magnitude in (2.0**8, 2.0):
         see(scales, 1.0, magnitude, 1.0, 1.0)
         scales.after_lost_batch()
-    assert scales.shared()[2]["a"] == 2.0**8
+    assert scales.shared()["lost a"] == [2.0**8]
     assert of_all(scales)[1] == 1.0
 
 
@@ -235,7 +246,7 @@ def test_measurements_of_all_ranks_replace_provisional_ones_of_a_lost_batch() ->
     scales = scales_with(1.0, 1.0, 1.0, 1.0)
     overflow(scales, "a", *SCALES)
     scales.after_lost_batch()
-    scales.adopting(True, {"a": 2.0}, {"b": 4.0})
+    scales.adopting([message(completes_entry=True, a=2.0), message(lost={"b": 4.0})])
     scales.after_iteration()
     assert windows(scales) == {"loss": [1.0], "a": [2.0], "b": [4.0], "c": [1.0]}
 
@@ -391,7 +402,7 @@ def test_overflows_of_one_batch_are_all_remembered_if_no_gradient_explains_one()
     [
         lambda scales: see(scales, 1.0, 1.0, 2.0**4, 1.0, measured_all=True),
         lambda scales: scales.after_lost_batch(),
-        lambda scales: scales.adopting(True, {}, {}),
+        lambda scales: scales.adopting([message(completes_entry=True)]),
     ],
     ids=["finite", "lost", "exchanged"],
 )
@@ -412,7 +423,7 @@ def test_predecessors_that_the_pass_did_not_measure_are_lowered_with_an_overflow
     assert overflow(scales, "c", *SCALES, suspected={NAMES.index("b")})
     assert limits(scales).provisional == {2: 2.0**4, 3: 2.0**4}
     # Only what was seen to overflow has shown how large it is.
-    assert scales.shared() == (False, {}, {"b": 2.0**4, "c": 2.0**4})
+    assert scales.shared() == message(lost={"b": 2.0**4, "c": 2.0**4})
 
 
 @pytest.mark.parametrize("weight", [2.0**-10, 1.0, 2.0**10])
@@ -617,7 +628,7 @@ def test_a_first_batch_with_a_loss_of_zero_shows_components_and_nothing_else() -
     assert limits(scales).unit_amaxes == [None, 2.0**6, 0.0, 0.0]
     scales.after_iteration()
     assert limits(scales).unit_amaxes == [None, 0.0, 0.0, 0.0]
-    assert scales.shared() == (False, {}, {})
+    assert scales.shared() == message()
 
 
 @pytest.mark.parametrize("informative", [(True, False), (False, True)])
@@ -655,7 +666,7 @@ def test_it_goes_on_in_the_middle_of_a_cycle() -> None:
     state = json.loads(json.dumps(scales.state_dict()))
     # The iteration ends with the state, but not for those who go on.
     assert state["partial"] == {"a": 2.0, "b": 4.0}
-    assert scales.shared() == (False, {"b": 4.0}, {})
+    assert scales.shared() == message(b=4.0)
     other = ComponentScales(HistoryPolicy())
     other.seen = Observations(other.memory.loaded(state))
     scales.after_iteration()
@@ -680,9 +691,10 @@ def test_other_ranks_do_not_know_of_single_batches_until_the_iteration_ends() ->
 def test_measurements_of_all_ranks_replace_ones_own() -> None:
     scales = scales_with(1.0, 1.0, 1.0)
     see(scales, 1.0, 2.0, weights=(1.0, 2.0, 1.0, 1.0), completes_entry=False)
-    assert scales.shared() == (False, {"loss": 1.0, "a": 1.0}, {})
+    own = scales.shared()
+    assert own == message(loss=1.0, a=1.0)
     # Also what this rank has no gradients of, and whether an entry ends here.
-    scales.adopting(True, {"loss": 1.0, "a": 8.0, "b": 4.0, "d": 5.0}, {})
+    scales.adopting([own, message(completes_entry=True, a=8.0, b=4.0, d=5.0), message(b=2.0)])
     assert of_all(scales) == [2.0**14, 2.0**5, 2.0**6, None]
     scales.after_iteration()
     assert windows(scales) == {"loss": [1.0], "a": [8.0], "b": [4.0], "d": [5.0]}

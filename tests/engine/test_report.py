@@ -33,16 +33,13 @@ class Graph(graphs.Graph):
         (found,) = (n for n in self.structure.nodes if n.label == f"{layer}/affine")
         return found
 
-    def overflowed(
-        self, *bad: nn.Variable, biases: Sequence[str] = (), raised: Sequence[nn.Variable] = ()
-    ) -> Optional[int]:
+    def overflowed(self, *bad: nn.Variable, biases: Sequence[str] = ()) -> Optional[int]:
         numbers = [self.function(layer).number for layer in biases]
         return first_overflow(
             self.structure,
             self.components,
             {self.position(v) for v in bad},
             {n: self.components.of[self.structure.by_number[n].outputs[0]] for n in numbers},
-            raised={self.position(v) for v in raised},
         )
 
     def unseen(self, overflowed: nn.Variable, *seen: nn.Variable) -> Set[int]:
@@ -66,9 +63,6 @@ def test_the_first_overflow_in_backward_order_is_told() -> None:
     assert n.overflowed(biases=["first"]) == n.overflowed(n.h) == of_h
     assert n.overflowed(biases=["first", "second"]) == n.overflowed(n.h, n.out, biases=["first"]) == of_out
     assert n.overflowed(n.loss, n.out, biases=["second"]) == of_loss
-    # What was raised too far is laid to the component behind. A layer raises nothing: what it reads belongs
-    # to its own component.
-    assert n.overflowed(n.loss, raised=[n.loss]) == n.overflowed(n.out, raised=[n.out]) == of_out
 
 
 def test_unmeasured_predecessors_of_an_overflow_are_suspected() -> None:
