@@ -195,12 +195,8 @@ class FormatEmulation:
 
     def _make_plan(self) -> RoundingPlan:
         """Plan the roundings of the present graph, and tell the storage the precision of its variables."""
-        plan = RoundingPlan(
-            self._loss,
-            self.precisions,
-            lambda: {**names_of(self._parameters), **self._registered},
-            float_tail=self._float_tail,
-        )
+        names = {**names_of(self._parameters), **self._registered} if self.precisions.only is None else {}
+        plan = RoundingPlan(self._loss, self.precisions, names, float_tail=self._float_tail)
         self.emulated_storage.of_variables = plan.of_variables
         self.emulated_storage.rounded_gradients = plan.rounded_gradients
         return plan

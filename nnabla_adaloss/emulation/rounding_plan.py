@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import nnabla as nn
 
@@ -13,10 +13,9 @@ from ..graph.description import may_depend
 from ..graph.float_tail import float_tail as find_tail
 from ..graph.functions import hands_memory_on, is_matrix_product, properties_of
 from ..graph.graph import Graph
-from ..graph.names import function_names
+from ..graph.names import ParameterNames, function_names
 
 Keyed = List[Tuple[int, nn.Variable]]  # variables with their keys
-Names = Callable[[], Mapping[int, str]]  # returns the names of parameters, by variable key
 
 
 class Operand(NamedTuple):
@@ -52,7 +51,7 @@ class RoundingPlan:
     """Roundings of all functions of a graph; ValueError for one in half, or a pattern without a layer."""
 
     def __init__(
-        self, loss: nn.Variable, precisions: LayerPrecisions, names: Names, *, float_tail: bool
+        self, loss: nn.Variable, precisions: LayerPrecisions, names: ParameterNames, *, float_tail: bool
     ) -> None:
         self.graph = graph = Graph(loss)
         described = graph.described
@@ -137,11 +136,11 @@ class RoundingPlan:
         return half_inputs(f, casts_data=bits >= NARROWEST_SCALAR)
 
 
-def _function_precisions(graph: Graph, precisions: LayerPrecisions, names: Names) -> List[Precision]:
+def _function_precisions(graph: Graph, precisions: LayerPrecisions, names: ParameterNames) -> List[Precision]:
     """Precision of each function: by pattern up to the first layers and for layers, else that handed on."""
     if precisions.only is not None:
         return [precisions.only] * len(graph.functions)
-    described = graph.description(graph.completed_names(names()))
+    described = graph.description(graph.completed_names(names))
     labels = function_names(described)
     # Layers read a parameter (a leaf with a gradient or a name) or are products; others take the widest
     # precision that their producers hand on, which is None before all layers.
@@ -166,17 +165,13 @@ def _function_precisions(graph: Graph, precisions: LayerPrecisions, names: Names
 
 def _variable_precisions(graph: Graph, of_functions: Sequence[Precision]) -> Dict[int, Precision]:
     """Precision of each variable, by key: its function's, or the widest of a leaf's readers."""
-    described, keys = graph.described, graph.keys
-    result: Dict[int, Precision] = {}
-    for positions, precision in zip(described.outputs.by_function(), of_functions):
-        result.update((keys[position], precision) for position in positions)
-    readers: Dict[int, List[Precision]] = {}
-    for positions, precision in zip(described.inputs.by_function(), of_functions):
-        for position in positions:
-            if position in graph.leaves:
-                readers.setdefault(keys[position], []).append(precision)
-    result.update((key, widest(precisions)) for key, precisions in readers.items())
-    return result
+    written, read = graph.described.outputs.by_function(), graph.described.inputs.by_function()
+    of_outputs = {p: [precision] for positions, precision in zip(written, of_functions) for p in positions}
+    of_leaves: Dict[int, List[Precision]] = {}
+    for positions, precision in zip(read, of_functions):
+        for position in graph.leaves.keys() & positions:
+            of_leaves.setdefault(position, []).append(precision)
+    return {graph.keys[p]: widest(precisions) for p, precisions in {**of_outputs, **of_leaves}.items()}
 
 
 def half_outputs(f: Any) -> List[nn.Variable]:

@@ -123,16 +123,16 @@ class LossSeed:
 
     def gradient(self, scale: float, grad: Optional[Seed] = None) -> Union[nn.NdArray, NDArray[np.float32]]:
         """Compute `scale * grad` (ones if `grad` is None), in an array that the next call reuses."""
-        if grad is not None and not isinstance(grad, nn.NdArray):
-            return np.asarray(grad, dtype=np.float32).reshape(self._loss.shape) * np.float32(scale)
-        if grad is not None:
-            if self._array.shape != self._loss.shape:  # as after a batch of another size
-                self._array = nn.NdArray(self._loss.shape)
-            self._scaled(grad, self._array, scale)
-        else:
+        if grad is None:
             self._array.fill(scale)
             # This makes memory of it on the device: a `fill` waits for the first access.
             self._array.data_ptr(_FLOAT32, self._context)
+            return self._array
+        if not isinstance(grad, nn.NdArray):
+            return np.asarray(grad, dtype=np.float32).reshape(self._loss.shape) * np.float32(scale)
+        if self._array.shape != self._loss.shape:  # as after a batch of another size
+            self._array = nn.NdArray(self._loss.shape)
+        self._scaled(grad, self._array, scale)
         return self._array
 
 

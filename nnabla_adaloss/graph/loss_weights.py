@@ -216,20 +216,16 @@ def _factor(
     """Factor of a function by one of its inputs, with a derivative for each use of the input."""
     if not any(one.reads for one in derivatives):
         return _magnitude(one.of(node.args, size) for one in derivatives)
+    reads = [index for one in derivatives for index in one.reads]
+    start = described.inputs.part(node.number).start
+    uses = {index: origin_of(described, start + index) for index in reads if index >= 0}
+    positions = {index: described.inputs.positions[use] for index, use in uses.items()}
+    positions[-1] = node.outputs[0]
+    terms = [(one, tuple([positions[index] for index in one.reads])) for one in derivatives]
     # The output, which some derivatives read (-1), may depend on a parameter, and is not fed.
-    inputs, terms, fed, learned = described.inputs, [], True, False
-    for one in derivatives:
-        positions = []
-        for index in one.reads:
-            if index < 0:
-                positions.append(node.outputs[0])
-                fed, learned = False, True
-            else:
-                use = origin_of(described, inputs.part(node.number).start + index)
-                positions.append(inputs.positions[use])
-                fed &= described.producers[use] is None and not described.needs[use]
-                learned |= _is_learned(described, use)
-        terms.append((one, tuple(positions)))
+    are_data = (described.producers[use] is None and not described.needs[use] for use in uses.values())
+    fed = -1 not in reads and all(are_data)
+    learned = -1 in reads or any(_is_learned(described, use) for use in uses.values())
     return Factor(tuple(terms), node.args, size, fed, learned)
 
 

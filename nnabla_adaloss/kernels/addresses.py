@@ -7,7 +7,7 @@ import ctypes
 import os
 import sys
 from functools import cache
-from typing import Any, Optional, Sequence, Union
+from typing import Any, List, Optional, Sequence, Union
 
 import nnabla as nn
 import numpy as np
@@ -33,24 +33,22 @@ def addresses_of(
     arrays: Arrays, halves: Halves, context: nn.Context, *, write_only: bool = False
 ) -> Addresses:
     """Addresses of arrays in the memory of `context`; all are float32, or become so, except `halves`."""
-    dtypes = None if halves is None else [FLOAT16 if half else FLOAT32 for half in halves.tolist()]
+    dtypes: List[np.dtype[Any]] = [FLOAT32] * len(arrays)
+    if halves is not None:
+        dtypes = [FLOAT16 if half else FLOAT32 for half in halves.tolist()]
     if context is HOST and len(arrays) >= _FEWEST:
         direct = direct_addresses()
         if direct is not None and _have_that_memory(arrays, dtypes):
             return direct.of(arrays, halves, write_only=write_only)
-    if dtypes is None:
-        return [x.data_ptr(FLOAT32, context, write_only) for x in arrays]
     return [x.data_ptr(dtype, context, write_only) for x, dtype in zip(arrays, dtypes)]
 
 
-def _have_that_memory(arrays: Arrays, dtypes: Optional[Sequence[np.dtype[Any]]]) -> bool:
+def _have_that_memory(arrays: Arrays, dtypes: Sequence[np.dtype[Any]]) -> bool:
     """True if nnabla need not allocate, fill or convert anything, which could raise an exception."""
     # With this extension, the memory of an array may be on a device, which cannot be queried.
     if "nnabla_ext.cuda" in sys.modules or any(map(is_zeroing, arrays)):
         return False
     try:
-        if dtypes is None:
-            return {*map(memory_dtype, arrays)} == {FLOAT32}
         return list(map(memory_dtype, arrays)) == dtypes
     except RuntimeError:
         return False
@@ -123,8 +121,6 @@ def _compare(direct: DirectAddresses) -> None:
     half.cast(FLOAT16)[...] = 1.0
     gradient = nn.Variable((2, 3)).grad
     arrays = [whole, filled, half, written, whole.narrow(0, 1, 2), whole.view((3, 8)), gradient]
-    for array in arrays:
-        array.data_ptr(FLOAT16 if array is half else FLOAT32, HOST)
     halves = np.array([array is half for array in arrays], np.bool_)
     for write_only in (False, True):
         own = [x.data_ptr(FLOAT16 if x is half else FLOAT32, HOST, write_only) for x in arrays]
