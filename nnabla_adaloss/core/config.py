@@ -13,7 +13,7 @@ from .methods import METHODS, AmaxHistory, Method, MethodLike, Range, parameter_
 from .precision import Precision
 from .validation import boolean, explains_keywords, integer, positive_integer, positive_number, strings
 
-# Settings that "amax_history" does not use.
+# Settings of all methods except "amax_history".
 _OF_PUBLISHED_METHODS = "n_uf_threshold", "scale_upper_bound", "accum_upper_bound", "use_bound", "u_min"
 
 
@@ -86,11 +86,10 @@ class AdaLossConfig:
     measure_every: int = 8
 
     def __post_init__(self) -> None:
-        for name in ("fixed_loss_scale", "init_scale", "scale_upper_bound", "accum_upper_bound"):
+        positive = "fixed_loss_scale", "init_scale", "scale_upper_bound", "accum_upper_bound"
+        given = [name for name in ("u_min", "u_max") if getattr(self, name) is not None]
+        for name in (*positive, *given):
             self._set(name, positive_number(name, getattr(self, name)))
-        for name in ("u_min", "u_max"):
-            if getattr(self, name) is not None:
-                self._set(name, positive_number(name, getattr(self, name)))
         if self.dtype is not None and not isinstance(self.dtype, Format):
             self._set("dtype", get_format(self.dtype, argument="dtype").name)
         u_min, u_max = self.range
@@ -142,14 +141,14 @@ class AdaLossConfig:
 
     @property
     def unused(self) -> List[str]:
-        """Names of settings that are not at their defaults, but ignored by the default method, if in use."""
+        """Names of settings that were changed in vain, as the default method is in use."""
         if self.loss_scale_method is not None:
             return []
         return [name for name in _OF_PUBLISHED_METHODS if getattr(self, name) != getattr(AdaLossConfig, name)]
 
     @property
     def ignored(self) -> AbstractSet[str]:
-        """Names of all settings that the method does not use, also of those at their defaults."""
+        """Names of all settings that the method does not use, changed or not."""
         parameters = {name for method in METHODS.values() for name in parameter_names(method)}
         unused = _OF_PUBLISHED_METHODS if isinstance(self.method, AmaxHistory) else ()
         return {*parameters.difference(parameter_names(self.method)), *unused}
@@ -160,9 +159,10 @@ class AdaLossConfig:
 
     def for_storage(self, precision: Optional[Precision]) -> AdaLossConfig:
         """Fill in `dtype` from a storage, float16 for None (unknown); ValueError if a given one differs."""
-        # Saturating or not, a format has one range. A user's Format may bear the name of one of `FORMATS`.
+        # Only the range matters, which saturating does not change.
         stored = FLOAT16 if precision is None else precision.stored_gradients.saturating(False)
         if self.dtype is None:
+            # A name if possible, for saved states. A user's own `Format` may have a name from `FORMATS`.
             dtype: Any = stored.name if FORMATS.get(stored.name) == stored else stored
             return replace(self, dtype=dtype)
         own = get_format(self.dtype)

@@ -14,7 +14,7 @@ class LayerSelection(NamedTuple):
     exclude: Tuple[str, ...] = ()
 
     def selects(self, *names: str) -> bool:
-        """True if the layer with these names is to be scaled."""
+        """True if the layer with these names, its own and its function's, is to be scaled."""
         return _any_matches(self.include, names) and not _any_matches(self.exclude, names)
 
     def check(self, layers: Sequence[str]) -> None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory of a network's components, and the measurements of this iteration.
 
-It consists of unit amaxes: largest magnitudes, divided by the component's loss weight in their batch.
-So a changed loss weight moves the scales, but not the memory. A window has an entry, the largest unit amax,
-for each iteration that measures all arrays, or for as many iterations as measure them slice by slice.
+Both store unit amaxes: largest magnitudes, divided by the component's loss weight in their batch. So a
+changed loss weight moves the scales, but not the memory. A window gets an entry, the largest unit amax, each
+time all arrays have been measured: in one iteration, or slice by slice in several.
 
 All values are immutable: a pass, an overflow or another rank makes a new `Observations`. So a savepoint is a
 reference, and an interrupted batch leaves no trace. Components go by name, as they outlive a rebuilt graph.
@@ -22,10 +22,9 @@ from .validation import integer, nonnegative_number
 
 _EMPTY = AmaxWindow()
 
-# The amax of a lost batch is remembered for this many iterations, and for as many again after each batch that
-# confirms it: the batch's own amax times this ratio reaches the remembered one. A provisional amax is 2**4
-# times that whose limit is the scale that overflowed: no batch with this limit, or a higher one, confirms it.
-_REMEMBERED = 2000
+_REMEMBERED = 2000  # number of iterations that remember a lost batch, after it or a batch that confirms it
+# A batch confirms an amax that is at most this many times its own. By default an overflow at scale s is
+# remembered with the amax of scale s / 2**4: a batch that fits at scale s is too small to confirm it.
 _CONFIRMING_RATIO = 2.0**3
 
 # Keys of messages between ranks: of a flag; and prefixes of names of components, with their amaxes in this
@@ -37,11 +36,11 @@ _NONE: _Amaxes = {}
 
 
 class LostAmax(NamedTuple):
-    """Unit amax of a lost batch, beyond the margin that the windows leave."""
+    """Unit amax of a lost batch that exceeded the windows' margin."""
 
     unit_amax: float
     until: int  # the last iteration that remembers it
-    largest_since: float = 0.0  # largest amax beyond this margin since `until` was set
+    largest_since: float = 0.0  # largest measured amax beyond the windows' margin since `until` was set
 
 
 class Memory(NamedTuple):
@@ -52,47 +51,47 @@ class Memory(NamedTuple):
     partial: _Amaxes = _NONE  # of slices that have been measured for the windows' next entry
     lost: Mapping[str, LostAmax] = {}
 
-    def after(
-        self, unit_amaxes: _Amaxes, *, completes_entry: bool, lost: _Amaxes = _NONE, iteration: int
-    ) -> Memory:
-        """Add the amaxes of an iteration, and of its `lost` batches, which may complete an entry."""
+    def after(self, unit_amaxes: _Amaxes, *, completes_entry: bool, lost: _Amaxes, iteration: int) -> Memory:
+        """Add the amaxes of an iteration, and those of its `lost` batches. `completes_entry`: all slices have
+        been measured, so that each window gets its next entry.
+        """
         unit_amaxes = _larger(lost, unit_amaxes)
-        memory = self._after_losses(unit_amaxes, lost, iteration)
         partial = _larger(self.partial, unit_amaxes)
+        remembered = self._lost_after(unit_amaxes, lost, iteration)
         if not completes_entry:
-            return memory._replace(partial=partial)
+            return self._replace(partial=partial, lost=remembered)
         windows = {**self.windows}
         for name, unit_amax in partial.items():
             windows[name] = windows.get(name, _EMPTY).push(unit_amax, self.policy.window)
-        return memory._replace(windows=windows, partial=_NONE)
+        return Memory(self.policy, windows, _NONE, remembered)
 
-    def _after_losses(self, unit_amaxes: _Amaxes, lost: _Amaxes, iteration: int) -> Memory:
-        """Remember amaxes of `lost` batches for _REMEMBERED iterations, and for as many more if one of
-        `unit_amaxes` confirms them; else they fall. The windows are still those before this iteration.
+    def _lost_after(self, unit_amaxes: _Amaxes, lost: _Amaxes, iteration: int) -> Dict[str, LostAmax]:
+        """Confirm amaxes of lost batches by the `unit_amaxes` of an iteration, or lower the expired ones; add
+        those of its `lost` batches. The windows are still those before the iteration.
         """
+        until = iteration + _REMEMBERED
         remembered: Dict[str, LostAmax] = {}
-        for name, (unit_amax, until, largest_since) in self.lost.items():
+        for name, one in self.lost.items():
             measured = unit_amaxes.get(name, 0.0)
-            # The windows' margin covers smaller ones.
             if self._exceeds_margin(name, measured):
-                largest_since = max(largest_since, measured)
-            confirmed, expired = measured * _CONFIRMING_RATIO >= unit_amax, until < iteration
-            if expired and not confirmed:
-                # It falls to the largest that one measured since confirms; without one it is forgotten.
-                unit_amax = largest_since * _CONFIRMING_RATIO
-            if expired or confirmed:
-                until, largest_since = iteration + _REMEMBERED, 0.0
-            if unit_amax:
-                remembered[name] = LostAmax(unit_amax, until, largest_since)
+                one = one._replace(largest_since=max(one.largest_since, measured))
+            if measured * _CONFIRMING_RATIO >= one.unit_amax:
+                one = LostAmax(one.unit_amax, until)
+            elif one.until < iteration:
+                # It falls to the largest amax that a batch since then confirms: without one, it is forgotten.
+                one = LostAmax(one.largest_since * _CONFIRMING_RATIO, until)
+            if one.unit_amax:
+                remembered[name] = one
         for name, unit_amax in lost.items():
             if self._exceeds_margin(name, unit_amax):
                 earlier = remembered[name].unit_amax if name in remembered else 0.0
-                remembered[name] = LostAmax(max(unit_amax, earlier), iteration + _REMEMBERED)
-        return self._replace(lost=remembered)
+                remembered[name] = LostAmax(max(unit_amax, earlier), until)
+        return remembered
 
     def _exceeds_margin(self, name: str, unit_amax: float) -> bool:
         """True if an amax exceeds the margin that the windows leave; False for a first measurement."""
-        return unit_amax > self.policy.margin * self.windows.get(name, _EMPTY).amax > 0.0
+        largest = self.windows.get(name, _EMPTY).amax
+        return 0.0 < self.policy.margin * largest < unit_amax
 
     def state_dict(self) -> Dict[str, Any]:
         """Memory as plain lists, for saving."""
@@ -120,15 +119,20 @@ class PassMeasurements(NamedTuple):
     """Measurements of one pass; components are given by index."""
 
     schedule: ScaleSchedule  # schedule of the pass
-    u_max: Sequence[float]  # largest magnitude that gradients of each component can have
+    u_max: Sequence[float]  # end of the range in which each component's gradients are stored
     amax: Mapping[int, float]  # largest magnitude of each measured component, unscaled
     measured_all: bool = False  # True if every gradient was measured
-    # True if each overflow shows in a gradient, as with emulated storage; none then occurs inside a function.
+    # True if each overflow shows in a gradient, as with emulated storage. A GPU's may be inside a function.
     shows_every_overflow: bool = False
     finite: bool = True
     has_gradients: bool = True  # True if any parameter has a nonzero gradient
     overflowed: Optional[int] = None  # the first component in backward order that was not finite
     suspected: AbstractSet[int] = frozenset()  # its predecessors that may not have been finite, either
+
+    @property
+    def is_complete(self) -> bool:
+        """True if every gradient was measured, and is finite."""
+        return self.measured_all and self.finite
 
 
 class Observations(NamedTuple):
@@ -137,17 +141,18 @@ class Observations(NamedTuple):
     memory: Memory
     iteration: int = -1
     attempt: int = 0  # number of the latest pass in the iteration
-    # False: the batch must run again. The pass measured a component for the first time, with a scale more
-    # than a margin too low; or a descendant was zero, and may not be with the next scale.
+    # False if the batch must run again: a component's first measurement shows that its scale was more than a
+    # margin too low, or components are zero that may not be zero with the next scales.
     calibrated: bool = True
     now: _Amaxes = _NONE  # unit amaxes measured in this iteration
     # Provisional amaxes after an overflow; the next finite pass over the same batch replaces them.
     provisional: _Amaxes = _NONE
     began: FrozenSet[str] = frozenset()  # components where these overflows may have begun
-    lost_now: _Amaxes = _NONE  # of batches lost in the iteration, and overflows that no measurement explains
+    # Amaxes of batches lost in this iteration, and provisional ones of overflows inside functions.
+    lost_now: _Amaxes = _NONE
     underflowed: FrozenSet[str] = frozenset()  # zero at the first measurement, although predecessors are not
     completes_entry: bool = False  # True if all slices have been measured for an entry of the windows
-    informative: bool = False  # True if a batch had something to learn from
+    informative: bool = False  # True if a batch shows the usual size of gradients: its loss is not zero
     measured_all: bool = False  # True if a pass has measured every gradient, of this rank's batch alone
 
     @property
@@ -157,15 +162,11 @@ class Observations(NamedTuple):
 
     def unit_amaxes_of(self, names: Sequence[str]) -> List[Optional[float]]:
         """Largest known unit amax of each component, without provisional ones; None if it is unknown."""
-        windows = self.memory.windows
-        largest = [windows[name].amax if name in windows else None for name in names]
+        largest: _Amaxes = self.unit_amaxes()
         lost_before = {name: one.unit_amax for name, one in self.memory.lost.items()}
-        for unit_amaxes in filter(None, (lost_before, self.memory.partial, self.lost_now, self.now)):
-            for index, name in enumerate(names):
-                so_far = largest[index]
-                if name in unit_amaxes and (so_far is None or unit_amaxes[name] > so_far):
-                    largest[index] = unit_amaxes[name]
-        return largest
+        for unit_amaxes in (lost_before, self.memory.partial, self.lost_now, self.now):
+            largest = _larger(largest, unit_amaxes)
+        return [largest.get(name) for name in names]
 
     def limits(
         self, components: Components, loss_weights: Tuple[float, ...], u_max: Sequence[float]
@@ -177,11 +178,10 @@ class Observations(NamedTuple):
         for index, (name, weight) in enumerate(zip(components.names, loss_weights)):
             unit_amax, provisional = unit_amaxes[index], self.provisional.get(name, 0.0)
             if weight and unit_amax:
-                # A provisional amax counts like a measured one.
-                limits[index] = _limit(self.policy, max(unit_amax, provisional), weight, u_max[index])
+                limits[index] = self._limit(max(unit_amax, provisional), weight, u_max[index])
             if weight and provisional:
-                # It also limits where measurements do not: unmeasured components, and a given S0.
-                provisional_limits[index] = _limit(self.policy, provisional, weight, u_max[index])
+                # Also given separately: it limits unmeasured components, too, and a given S0.
+                provisional_limits[index] = self._limit(provisional, weight, u_max[index])
         return ScaleLimits(
             limits=limits,
             provisional=provisional_limits,
@@ -206,17 +206,15 @@ class Observations(NamedTuple):
         informative: bool = True,
         rerun: bool = False,
     ) -> Observations:
-        """Add the measurements of a pass. `completes_entry`: all slices have been measured; `informative`:
-        there is something to learn; `rerun`: the batch must run again, as after some first measurements.
-        """
+        """Add the measurements of a pass; `rerun`: the batch must run again, whatever was measured."""
         components, loss_weights = measured.schedule.components, measured.schedule.loss_weights
-        names, amax, complete = components.names, measured.amax, measured.measured_all and measured.finite
-        if complete:
+        names, amax = components.names, measured.amax
+        if measured.is_complete:
             # A component of which no array was written has a gradient of zero.
             amax = {**dict.fromkeys(components.computed, 0.0), **amax}
         unit_amaxes = {names[i]: largest / loss_weights[i] for i, largest in amax.items() if loss_weights[i]}
         after = self
-        if complete and self.provisional:
+        if self.provisional and measured.is_complete:
             after = self._after_finite_pass(unit_amaxes, measured.shows_every_overflow)
         after = after._replace(
             now=_larger(self.now, unit_amaxes),
@@ -225,21 +223,20 @@ class Observations(NamedTuple):
             measured_all=self.measured_all or measured.measured_all,
             calibrated=self.calibrated and not rerun,
         )
-        return after._after_first_measurement(self.unit_amaxes_of(names), measured)
+        unit_amaxes_before = self.unit_amaxes_of(names)
+        return after._after_first_measurement(unit_amaxes_before, measured)
 
     def _after_finite_pass(self, unit_amaxes: _Amaxes, shows_every_overflow: bool) -> Observations:
-        """Drop provisional amaxes after a finite pass over the same batch, which measured every gradient. If
-        these do not explain the overflow, keep the provisional ones where it may have begun as lost.
+        """Drop provisional amaxes after a finite pass over the same batch, which measured every gradient; if
+        none of these explains the overflow, remember the provisional amaxes where it may have begun.
         """
         suspects = {name: self.provisional[name] for name in self.began if name in self.provisional}
-        # If no measured amax comes near its provisional one, the overflow was inside a function, which no
-        # measurement shows, and would occur again at the measured scales.
+        # An overflow that no measured amax confirms was inside a function: measured scales would repeat it.
         explained = shows_every_overflow or any(
             unit_amaxes.get(name, 0.0) * _CONFIRMING_RATIO >= unit_amax
             for name, unit_amax in suspects.items()
         )
-        lost = self.lost_now if explained else _larger(self.lost_now, suspects)
-        return self._replace(provisional=_NONE, began=frozenset(), lost_now=lost)
+        return self._with_lost(self.lost_now if explained else _larger(self.lost_now, suspects))
 
     def _after_first_measurement(
         self, unit_amaxes_before: Sequence[Optional[float]], measured: PassMeasurements
@@ -247,34 +244,36 @@ class Observations(NamedTuple):
         """Decide if the pass just added requires a rerun, for components that were unmeasured or zero until
         then; `unit_amaxes_before`: of all components, before the pass.
         """
-        schedule, loss_weights, policy = measured.schedule, measured.schedule.loss_weights, self.policy
-        components, names = schedule.components, schedule.components.names
+        components, loss_weights = measured.schedule.components, measured.schedule.loss_weights
         # A slice in which all is zero says nothing new about a component that was zero before.
         without_amax = (None, 0.0) if measured.measured_all or measured.has_gradients else (None,)
         new = {i for i in components.computed if loss_weights[i] and unit_amaxes_before[i] in without_amax}
         if not new:
             return self
+        names, scales = components.names, measured.schedule.component_scales
         unit_amaxes = self.unit_amaxes_of(names)
         nonzero = {index for index in new if unit_amaxes[index]}
-        scales_too_low = any(
-            _limit(policy, self.now[names[i]], loss_weights[i], measured.u_max[i])
-            > schedule.component_scales[i] * policy.margin
+        rerun = any(
+            self._limit(self.now[names[i]], loss_weights[i], measured.u_max[i])
+            > scales[i] * self.policy.margin
             for i in nonzero
         )
-        zero = new - nonzero
-        if not (measured.measured_all and measured.finite and zero):
-            return self._replace(calibrated=self.calibrated and not scales_too_low)
-        # With their next scales, nonzero ones may bring gradients to descendants that are zero now.
-        may_change = not components.with_descendants(nonzero).isdisjoint(zero)
-        # The loss gradient is not zero. Zeros after nonzero ones have underflowed; a layer's weight may be 0.
-        sources = {components.root, *(i for i, unit_amax in enumerate(unit_amaxes_before) if unit_amax)}
-        followers = {e.successor for e in components.edges if e.layer is None and e.predecessor in sources}
-        # Each is tried once with a higher scale: not again in later iterations, whose windows have the zero.
-        underflowed = {names[i] for i in zero & (followers | {components.root})} - self.memory.windows.keys()
-        rerun = scales_too_low or may_change or not underflowed <= self.underflowed
-        return self._replace(
-            underflowed=self.underflowed | underflowed, calibrated=self.calibrated and not rerun
-        )
+        underflowed = self.underflowed
+        if measured.is_complete:
+            zero = new - nonzero
+            # A zero directly after a nonzero gradient has underflowed, and so has a loss gradient of zero.
+            # After a layer it may be right: a weight may be 0.
+            sources = {components.root, *(i for i, unit_amax in enumerate(unit_amaxes_before) if unit_amax)}
+            never_zero = {
+                e.successor for e in components.edges if e.layer is None and e.predecessor in sources
+            }
+            # Each is tried with a higher scale in one iteration only: in later ones a window has the zero.
+            found = {names[i] for i in zero & {components.root, *never_zero}} - self.memory.windows.keys()
+            # With their next scales, nonzero components may bring gradients to descendants that are zero now.
+            may_change = not components.with_descendants(nonzero).isdisjoint(zero)
+            rerun = rerun or may_change or not found <= underflowed
+            underflowed |= found
+        return self._replace(underflowed=underflowed, calibrated=self.calibrated and not rerun)
 
     def after_overflow(self, measured: PassMeasurements) -> Tuple[Observations, bool]:
         """Lower the scales of the components where a pass overflowed, and of their descendants, for the next
@@ -283,31 +282,40 @@ class Observations(NamedTuple):
         first, schedule, policy = measured.overflowed, measured.schedule, self.policy
         if first is None:
             return self, False
-        components, provisional = schedule.components, {**self.provisional}
-        unit_amaxes = self.unit_amaxes_of(components.names)
+        names, scales, weights = schedule.components.names, schedule.component_scales, schedule.loss_weights
+        unit_amaxes, provisional = self.unit_amaxes_of(names), {**self.provisional}
         began = {first, *measured.suspected}
         # Descendants have usually grown, too, and would overflow in turn.
-        for index in components.with_descendants(began):
-            name, weight, u_max = components.names[index], schedule.loss_weights[index], measured.u_max[index]
-            scale, unit_amax = schedule.component_scales[index], unit_amaxes[index]
+        for index in schedule.components.with_descendants(began):
+            unit_amax, scale, u_max = unit_amaxes[index], scales[index], measured.u_max[index]
             # The scale of an unmeasured descendant follows from its predecessor, which is lowered already.
-            follows = index not in began and not unit_amax and name not in provisional
-            if follows or not weight:
+            follows = index not in began and not unit_amax and names[index] not in provisional
+            if follows or not weights[index]:
                 continue
             if unit_amax and index != first:
-                scale = min(_limit(policy, unit_amax, weight, u_max), scale)
-            # The amax whose limit is the scale of the next try: the inverse of `_limit`.
-            small, large = _parts(weight)
-            provisional[name] = policy.amax_of(policy.after_overflow(scale * large), u_max=u_max) / small
-        weight, scale = schedule.loss_weights[first], schedule.component_scales[first]
-        lowered = weight > 0.0 and not policy.at_floor(scale * _parts(weight)[1])
-        names = self.began.union(components.names[index] for index in began)
-        return self._replace(provisional=provisional, began=names), lowered
+                # The first one overflowed at this scale; what is known of others may limit them further.
+                scale = min(self._limit(unit_amax, weights[index], u_max), scale)
+            # The unit amax whose limit is the scale of the next try: the inverse of `_limit`.
+            lowered = policy.after_overflow(scale * max(weights[index], 1.0))
+            provisional[names[index]] = policy.amax_of(lowered, u_max=u_max) / min(weights[index], 1.0)
+        is_lowered = weights[first] > 0.0 and not policy.at_floor(scales[first] * max(weights[first], 1.0))
+        all_began = self.began.union(names[index] for index in began)
+        return self._replace(provisional=provisional, began=all_began), is_lowered
 
     def after_lost_batch(self) -> Observations:
         """Keep the provisional amaxes of an overflow: no pass over this batch will measure them."""
-        lost = _larger(_larger(self.lost_now, self.now), self.provisional)
-        return self._replace(provisional=_NONE, began=frozenset(), lost_now=lost)
+        return self._with_lost(_larger(_larger(self.lost_now, self.now), self.provisional))
+
+    def _with_lost(self, lost: _Amaxes) -> Observations:
+        """Replace the amaxes of lost batches, and drop provisional ones."""
+        return self._replace(lost_now=lost, provisional=_NONE, began=frozenset())
+
+    def _limit(self, unit_amax: float, weight: float, u_max: float) -> float:
+        """Scale limit of gradients up to `unit_amax * weight`, stored in a format that ends at `u_max`."""
+        # A loss weight above 1 divides the clamped scale, and so `min_scale`, too. One below 1 does not raise
+        # `min_scale`: a factor that is not part of loss weights may cancel it, such as that of a logarithm.
+        amax = max(unit_amax * min(weight, 1.0), sys.float_info.min)  # the product may have underflowed to 0
+        return within_float32(self.policy.scale(amax, u_max=u_max) / max(weight, 1.0))
 
     @property
     def _learned(self) -> _Amaxes:
@@ -327,11 +335,11 @@ class Observations(NamedTuple):
 
     def adopting(self, messages: Sequence[Mapping[str, Sequence[float]]]) -> Observations:
         """Replace this rank's amaxes by the largest `shared` ones of all ranks."""
-        after = self._replace(provisional=_NONE, began=frozenset(), informative=True)
+        after = self._with_lost(_largest(_LOST, messages))
         return after._replace(
             completes_entry=any(message[_COMPLETES_ENTRY][0] for message in messages),
             now=_largest(_AMAX, messages),
-            lost_now=_largest(_LOST, messages),
+            informative=True,
         )
 
     @property
@@ -344,8 +352,8 @@ class Observations(NamedTuple):
         last = self.after_lost_batch() if self.provisional and not good else self
         if not (last.now or last.lost_now or last.completes_entry):
             return self.memory
-        return self.memory.after(
-            last._learned, completes_entry=self.completes_entry, lost=last.lost_now, iteration=self.iteration
+        return last.memory.after(
+            last._learned, completes_entry=last.completes_entry, lost=last.lost_now, iteration=last.iteration
         )
 
     def after_iteration(self, *, good: bool = False) -> Observations:
@@ -360,27 +368,9 @@ class Observations(NamedTuple):
         """Drop the measurements of this iteration, except of batches lost before."""
         return self.without_iteration()._replace(lost_now=self.lost_now)
 
-    def state_dict(self) -> Dict[str, Any]:
-        """Memory as plain lists; the iteration ends."""
-        return self.remembered().state_dict()
-
     def unit_amaxes(self) -> Dict[str, float]:
         """Largest unit amax in the window of each component, by name."""
         return {name: window.amax for name, window in self.memory.windows.items()}
-
-
-def _limit(policy: HistoryPolicy, unit_amax: float, weight: float, u_max: float) -> float:
-    """Scale limit of gradients of at most `unit_amax * weight`, stored in a format that ends at `u_max`."""
-    small, large = _parts(weight)
-    amax = max(unit_amax * small, sys.float_info.min)  # the product may have underflowed to 0
-    # Divided after the policy has clamped it to `min_scale`, the scale of a large loss weight may be lower.
-    return within_float32(policy.scale(amax, u_max=u_max) / large)
-
-
-def _parts(weight: float) -> Tuple[float, float]:
-    """Split a loss weight into a factor of at most 1, and one of at least 1, which lowers `min_scale`."""
-    # The first one does not raise it: a factor that cannot be read, such as a logarithm's, may cancel it.
-    return min(weight, 1.0), max(weight, 1.0)
 
 
 def _larger(one: _Amaxes, other: _Amaxes) -> _Amaxes:

@@ -13,6 +13,7 @@ from .validation import boolean, integer
 
 NARROWEST_SCALAR = 16  # bits of the narrowest format of scalars
 _64_BITS = 2**64 - 1
+_STATE_STEP = 0x9E3779B97F4A7C15  # between successive states of SplitMix64
 
 
 @dataclass(frozen=True, init=False)
@@ -70,14 +71,16 @@ class Precision:
                 f"otherwise={rest.name!r} has {rest.bits} bits: it must have {NARROWEST_SCALAR} or more"
             )
         if stochastic_seed is not None:
-            integer("stochastic_seed", stochastic_seed)
-        # If only operands saturate, stored arrays still show an overflow.
-        saturates = saturate and not operands_only
+            stochastic_seed = integer("stochastic_seed", stochastic_seed)
+        if saturate:
+            stored, gradients = stored.saturating(), gradients.saturating()
+            # If only operands saturate, the other arrays still show an overflow.
+            rest = rest if operands_only else rest.saturating()
         vars(self).update(
-            forward=stored.saturating() if saturate else stored,
-            backward=gradients.saturating() if saturate else gradients,
+            forward=stored,
+            backward=gradients,
             operands_only=operands_only,
-            otherwise=rest.saturating() if saturates else rest,
+            otherwise=rest,
             stochastic_seed=stochastic_seed,
         )
 
@@ -103,7 +106,7 @@ class Precision:
         """Key of stream number `count` of random bits: 64 bits (SplitMix64); None without random rounding."""
         if self.stochastic_seed is None:
             return None
-        return _mixed((_mixed(self.stochastic_seed & _64_BITS) + count * 0x9E3779B97F4A7C15) & _64_BITS)
+        return _mixed(_mixed(self.stochastic_seed) + count * _STATE_STEP)
 
     def _of_size(self, stored: Format, size: int) -> Format:
         # A loss weight of 1e-10 would underflow in 8 bits, and a scalar saves no memory.
@@ -155,22 +158,23 @@ class LayerPrecisions:
             raise ValueError("storage is an empty mapping: name a pattern of layers, such as '*'")
         # Precisions by pattern, in order; one for all has the pattern "*".
         self.storage: Dict[str, Precision] = {}
-        catch_all = None  # the last pattern, if it matches every name: none may come after it
         for pattern, precision in by_pattern.items():
             if not isinstance(pattern, str):
                 raise TypeError(f"storage has the key {pattern!r}; patterns of layer names are strings")
-            if catch_all is not None:
-                raise ValueError(
-                    f"storage has the pattern {pattern!r} after {catch_all!r}, which matches every "
-                    f"layer; the first pattern that matches decides, so put {catch_all!r} last"
-                )
             argument = f"storage[{pattern!r}]" if by_pattern is storage else "storage"
             self.storage[pattern] = get_precision(precision, argument)
-            catch_all = pattern if matches_all(pattern) else None
+        patterns = list(self.storage)
+        for pattern, following in zip(patterns, patterns[1:]):
+            if matches_all(pattern):
+                raise ValueError(
+                    f"storage has the pattern {following!r} after {pattern!r}, which matches every "
+                    f"layer; the first pattern that matches decides, so put {pattern!r} last"
+                )
 
     @cached_property
     def only(self) -> Optional[Precision]:
         """Common precision of all layers; None if they differ."""
+        # A pattern that matches every layer is the last one.
         first, precision = next(iter(self.storage.items()))
         return precision if matches_all(first) else None
 
@@ -185,17 +189,16 @@ class LayerPrecisions:
 
     def check(self, layers: Sequence[str]) -> None:
         """Raise ValueError unless every pattern is the first match of a layer, or matches everything."""
-        undecided = list(layers)  # that no earlier pattern matches
+        undecided = set(layers)  # layers that no earlier pattern matches
         for pattern in self.storage:
-            decided = [layer for layer in undecided if matches(pattern, layer)]
-            if not decided and not matches_all(pattern):
-                matched = any(matches(pattern, layer) for layer in layers)
+            matched = {layer for layer in layers if matches(pattern, layer)}
+            if matched.isdisjoint(undecided) and not matches_all(pattern):
                 why = "only layers that an earlier pattern matches" if matched else "no layer"
                 raise ValueError(
                     f"storage has the pattern {pattern!r}, which matches {why}; the network's layers "
                     f"are {', '.join(layers)}"
                 )
-            undecided = [layer for layer in undecided if layer not in decided]
+            undecided -= matched
 
     def __str__(self) -> str:
         parts = [f"{precision} in {pattern}" for pattern, precision in self.storage.items()]
@@ -209,7 +212,7 @@ def widest(precisions: Sequence[Precision]) -> Precision:
 
 def _mixed(x: int) -> int:
     """Output of SplitMix64 in the state `x`."""
-    x = (x + 0x9E3779B97F4A7C15) & _64_BITS
+    x = (x + _STATE_STEP) & _64_BITS
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _64_BITS
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _64_BITS
     return x ^ (x >> 31)

@@ -49,14 +49,12 @@ class ArrayStatistics(NamedTuple):
     @classmethod
     def loaded(cls, values: Sequence[Any]) -> ArrayStatistics:
         """Load statistics from a saved list; TypeError or ValueError if no array can have them."""
-        # Sums may be infinite, but not NaN.
-        loaded = cls(*values) if len(values) == len(cls._fields) else None
-        if loaded is None or not (
-            number("sum", loaded.sum) <= math.inf
-            and all(number("statistics", v) >= 0.0 for v in loaded._replace(sum=0.0))
-        ):
+        numbers = {name: number(name, value) for name, value in zip(cls._fields, values)}
+        # Only the sum may be negative; sums may be infinite. NaN fails all comparisons.
+        valid = all(n >= (-math.inf if name == "sum" else 0.0) for name, n in numbers.items())
+        if not valid or len(values) != len(cls._fields):
             raise ValueError(f"statistics {values} cannot be those of an array")
-        return loaded
+        return cls(*values)
 
     @property
     def finite(self) -> bool:
@@ -75,7 +73,7 @@ class ArrayStatistics(NamedTuple):
 
     @property
     def std(self) -> float:
-        """Population standard deviation of the finite elements; below 1e-8 of the mean it has no digits."""
+        """Population standard deviation of the finite elements; inexact if below 1e-8 of the mean."""
         # Squares of float64 elements, and of their mean, may overflow.
         if self.mean_square == math.inf:
             return math.inf

@@ -93,16 +93,17 @@ def callable_with(*arguments: Any, what: str, instead: str, **keywords: Any) -> 
     def check(name: str, value: Any) -> Any:
         if not callable(value):
             raise TypeError(f"{name} must be {what}, got {type(value).__name__}: give {instead}")
-        function = value if isinstance(value, (FunctionType, MethodType)) else value.__call__
-        # A C function, or one that passes its arguments on, may accept others than its signature shows.
-        if isinstance(value, type) or not isinstance(getattr(function, "__func__", function), FunctionType):
+        called = value if isinstance(value, (FunctionType, MethodType)) else value.__call__
+        # Classes and functions in C may accept other arguments than a signature shows.
+        if isinstance(value, type) or not isinstance(getattr(called, "__func__", called), FunctionType):
             return value
-        signature = inspect.signature(function, follow_wrapped=False)
+        # A wrapper's own signature: it may take other arguments than the wrapped function.
+        signature = inspect.signature(called, follow_wrapped=False)
         try:
             signature.bind(*arguments, **keywords)
         except TypeError:
-            called = f"{getattr(value, '__name__', type(value).__name__)}{signature}"
-            raise TypeError(f"{name} must be {what}, unlike {called}: give {instead}") from None
+            shown = f"{getattr(value, '__name__', type(value).__name__)}{signature}"
+            raise TypeError(f"{name} must be {what}, unlike {shown}: give {instead}") from None
         return value
 
     return check
@@ -158,10 +159,12 @@ def explains_keywords(instead: Mapping[str, str]) -> Callable[[_Init], _Init]:
 
         @wraps(init)
         def checked(self: Any, *args: Any, **kwargs: Any) -> None:
-            for name in (name for name in kwargs if name not in names):
-                close = get_close_matches(name.lower(), by_lower, n=1)
+            unknown = next((name for name in kwargs if name not in names), None)
+            if unknown is not None:
+                close = get_close_matches(unknown.lower(), by_lower, n=1)
                 advice = f"did you mean {by_lower[close[0]]}=?" if close else f"it takes {', '.join(names)}"
-                raise TypeError(f"{type(self).__name__} has no argument {name}; {instead.get(name, advice)}")
+                advice = instead.get(unknown, advice)
+                raise TypeError(f"{type(self).__name__} has no argument {unknown}; {advice}")
             init(self, *args, **kwargs)
 
         return cast(_Init, checked)

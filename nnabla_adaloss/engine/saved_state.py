@@ -46,7 +46,7 @@ def state_of(
         "topologies": list(others),
         "weights": {name: list(one) for name, one in weights.items()},
         "pending": prepared.statistics.pending_weights(),  # for the next pass
-        "components": observations.state_dict(),
+        "components": observations.remembered().state_dict(),
         "layers": method_alphas.state_dict(),
         "draws": random_draws,
     }

@@ -356,7 +356,7 @@ def test_lost_amaxes_are_saved_and_older_states_lack_them() -> None:
     lose(scales)
     good(scales, 3)
     scales.after_iteration()
-    state = json.loads(json.dumps(scales.state_dict()))
+    state = json.loads(json.dumps(scales.remembered().state_dict()))
     assert scales.memory.loaded(state) == scales.memory
     older = {name: state[name] for name in ("windows", "partial")}
     assert scales.memory.loaded(older) == scales.memory._replace(lost={})
@@ -601,7 +601,7 @@ def one_share(
 
 def windows(scales: ComponentScales) -> Dict[str, List[float]]:
     """All entries, the older ones first; those that no larger one hides."""
-    return {n: [v for _, v in w[1]] for n, w in scales.state_dict()["windows"].items()}
+    return {n: [v for _, v in w[1]] for n, w in scales.remembered().state_dict()["windows"].items()}
 
 
 def test_batches_whose_loss_is_zero_push_nothing_out_of_a_window() -> None:
@@ -647,11 +647,11 @@ def test_the_shares_of_a_cycle_make_one_entry() -> None:
     one_share(scales, None, 2.0**-9, weights=(1.0, 2.0**-10, 1.0, 1.0))
     one_share(scales, None, 0.5, 0.25)
     assert windows(scales) == before
-    assert scales.state_dict()["partial"] == {"a": 2.0, "b": 0.25}
+    assert scales.remembered().state_dict()["partial"] == {"a": 2.0, "b": 0.25}
     # What grows counts at once; what shrinks, when the window has forgotten what was there.
     assert of_all(scales) == [2.0**14, 2.0**7, 2.0**8, 2.0**8]
     one_share(scales, 0.5, None, None, 0.125, completes_entry=True)
-    assert scales.state_dict()["partial"] == {}
+    assert scales.remembered().state_dict()["partial"] == {}
     assert windows(scales) == {"loss": [1.0, 0.5], "a": [2.0], "b": [1.0, 0.25], "c": [1.0, 0.125]}
     for _ in range(2):
         one_share(scales, None, 0.25, 0.25)
@@ -663,7 +663,7 @@ def test_it_goes_on_in_the_middle_of_a_cycle() -> None:
     scales = scales_with(1.0, 1.0, 1.0)
     one_share(scales, None, 2.0)
     see(scales, None, None, 4.0, completes_entry=False)
-    state = json.loads(json.dumps(scales.state_dict()))
+    state = json.loads(json.dumps(scales.remembered().state_dict()))
     # The iteration ends with the state, but not for those who go on.
     assert state["partial"] == {"a": 2.0, "b": 4.0}
     assert scales.shared() == message(b=4.0)
@@ -673,7 +673,7 @@ def test_it_goes_on_in_the_middle_of_a_cycle() -> None:
     for one in (scales, other):
         assert of_all(one) == [2.0**14, 2.0**7, 2.0**6, None]
         one_share(one, 0.5, completes_entry=True)
-    assert other.state_dict() == scales.state_dict()
+    assert other.remembered().state_dict() == scales.remembered().state_dict()
     assert windows(other) == {"loss": [1.0, 0.5], "a": [2.0], "b": [4.0]}
 
 

@@ -8,6 +8,7 @@ import math
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, Format, Precision, Range
@@ -217,7 +218,7 @@ def test_a_pattern_that_decides_nothing_is_refused_with_the_layers_there_are() -
 # ---- keys of random bits
 
 
-def key_of(seed: int, count: int) -> int:
+def key_of(seed: Any, count: int) -> int:
     key = Precision(stochastic_seed=seed).random_key(count)
     assert key is not None
     return key
@@ -233,3 +234,4 @@ def test_keys_are_64_bits_and_differ() -> None:
 
 def test_keys_do_not_change_from_version_to_version() -> None:
     assert (key_of(0, 0), key_of(7, 3)) == (0xA706DD2F4D197E6F, 0x9AAF21D8296E1E3D)
+    assert key_of(np.int64(7), 3) == key_of(7, 3)  # not TypeError, from a bitwise operation of NumPy's

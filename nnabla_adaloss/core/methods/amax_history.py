@@ -37,8 +37,7 @@ class AmaxHistory(Method):
     window: Optional[int] = None
 
     def __post_init__(self) -> None:
-        # It checks both.
-        self.policy(HistoryPolicy())
+        self.policy(HistoryPolicy())  # which checks both parameters
 
     def policy(self, of_global_scale: HistoryPolicy) -> HistoryPolicy:
         """The policy of the global scale, with this method's margin and window."""

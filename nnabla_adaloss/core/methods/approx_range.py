@@ -39,12 +39,12 @@ class ApproxRange(Method):
         self, g: ArrayStatistics, W: Optional[ArrayStatistics], *, range: Range, fan_in: float
     ) -> float:
         """Compute the scale from statistics; without `W`, `fan_in` is not used."""
-        # That of the input gradient: in the published model, a ReLU makes half of the K products 0.
+        # Deviation of the input gradient: in the published model, a ReLU makes half of the K products 0.
         sigma = g.std if W is None else math.sqrt(g.mean_square) * math.sqrt(W.mean_square * fan_in * 0.5)
         if sigma == 0.0:
             return 1.0
-        # Underflow asks for no scale below 1; the limit against overflow may. 1.0 comes first: it is also the
-        # maximum if sigma is NaN, as of float64 elements with infinite squares in g, and squares of 0 in W.
+        # Only overflow may need a scale below 1. If sigma is NaN (squares infinite in g and 0 in W), the
+        # maximum is its first argument, 1.
         scale = max(1.0, self.sigma_min(range) / sigma)
         return clamp_scale(min(scale, overflow_limit(g, W, fan_in, range.u_max)))
 
@@ -61,7 +61,7 @@ class LognormalRange(ApproxRange):
 
     def scale(self, g: Any, W: Any, *, range: Range, fan_in: float) -> float:
         """Compute the scale from the logarithms of the elements."""
-        # float32 moments, as published; a float64 element beyond float32 counts as float32's largest number.
+        # float32 moments, as published; float64 elements beyond float32 become its largest number.
         magnitudes = np.minimum(np.abs(np.asarray(g)), FLOAT32.max).astype(np.float32)
         nonzero = magnitudes[magnitudes > 0]
         logarithms = np.log(nonzero)
@@ -72,7 +72,7 @@ class LognormalRange(ApproxRange):
         lowest = float(logarithms.mean()) + deviation * NormalDist().inv_cdf(self.n_uf_threshold)
         exponent = math.log(range.u_min) - lowest
         limit = range.u_max / float(np.abs(np.asarray(g, np.float64)).max())
-        # exp overflows beyond 709; the limit decides long before. Underflow asks for no scale below 1.
+        # exp overflows beyond 709, far above `limit`. Only overflow may need a scale below 1.
         return clamp_scale(min(max(math.exp(min(exponent, 709.0)), 1.0), limit))
 
 

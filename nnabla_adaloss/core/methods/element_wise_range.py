@@ -19,7 +19,7 @@ from .method import Method, Needs, Range, overflow_limit
 
 Magnitudes = NDArray[np.float64]
 
-# Smaller products do not count: two tiny elements that never meet would demand a huge scale.
+# Smaller products are taken for this one: two tiny elements that never meet would demand a huge scale.
 _SMALLEST_PRODUCT = 1e-15
 
 
@@ -60,9 +60,9 @@ class ElementWiseRange(Method):
         if not pairs:
             return 1.0
         terms = 1.0 if W is None else fan_in
-        # Extreme float64 inputs may leave float64's range in between; the clamp brings the scale back.
+        # Products of extreme float64 inputs may be 0 or infinite; the clamp makes the scale finite again.
         with np.errstate(all="ignore"):
-            # Rounded multiplication is monotonic, so the extreme products are products of extremes, exactly.
+            # Rounded multiplication is monotonic: the extreme products are exactly the products of extremes.
             smallest, largest = min(a[0] * b[0] for a, b in pairs), max(a[-1] * b[-1] for a, b in pairs)
             if self.max_rescue_ratio is not None:
                 products = sum(a.size * b.size for a, b in pairs)
@@ -99,7 +99,7 @@ def _product_at(
     """
     ordered = [(a, b) if a.size < b.size else (b, a) for a, b in pairs]
     low, high = (int(np.float64(product).view(np.int64)) for product in (smallest, largest))
-    # At most `position` products are below `low`.
+    # The product at `position` is the largest number with at most `position` products below it.
     while low < high:
         middle = (low + high + 1) // 2
         threshold = float(np.int64(middle).view(np.float64))
