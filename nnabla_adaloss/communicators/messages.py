@@ -36,11 +36,6 @@ def array_list(data: Union[NdArray, Sequence[NdArray]], *, floating: bool = Fals
     return arrays
 
 
-def shapes_of(arrays: Sequence[NdArray]) -> Tuple[Tuple[int, ...], ...]:
-    """The shape of every array."""
-    return tuple(tuple(array.shape) for array in arrays)
-
-
 @lru_cache(maxsize=64)
 def plan_messages(sizes: Tuple[int, ...]) -> Tuple[Tuple[int, ...], ...]:
     """Plan the messages: positions of the arrays in each, ordered by the first; empty arrays are skipped."""

@@ -17,7 +17,7 @@ from nnabla import NdArray
 from ..host_context import HOST, dtype_of, host_view
 from . import failure
 from .agreement import Call, ProcessGroup
-from .messages import Packer, array_list, shapes_of
+from .messages import Packer, array_list
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -160,7 +160,7 @@ class MPICommunicator:
             group: name of the group.
         """
         arrays = array_list(data)
-        with self._exchange("bcast", group, shapes_of(arrays), src=int(src)) as members:
+        with self._exchange("bcast", group, [array.shape for array in arrays], src=int(src)) as members:
             dtypes = members.comm.bcast([dtype_of(array).str for array in arrays], src)
             for array, dtype in zip(arrays, dtypes):
                 if dtype_of(array) != dtype:
@@ -187,7 +187,8 @@ class MPICommunicator:
             TypeError: an array is not floating point.
         """
         arrays = array_list(data, floating=True)
-        with self._exchange("all_reduce", group, shapes_of(arrays), division=bool(division)) as members:
+        shapes = [array.shape for array in arrays]
+        with self._exchange("all_reduce", group, shapes, division=bool(division)) as members:
             if len(members.ranks) == 1:
                 return
             lazily_zero = np.array([array.zeroing for array in arrays], np.int8)

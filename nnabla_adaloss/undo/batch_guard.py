@@ -27,16 +27,17 @@ class ForwardState:
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
         self._graph: Optional[Graph] = None
-        # Snapshots of parameters that forward writes, in any graph, by key; and all of the present graph.
-        self._snapshots: Dict[int, ArraySnapshot] = {}
-        self._present: List[ArraySnapshot] = []
+        # Leaves that forward writes, by key: in the present graph; and parameters, in any graph.
+        self.written: Dict[int, nn.Variable] = {}
+        self._parameters: Dict[int, nn.Variable] = {}
         # Carried leaves share the memory of an output that overwrites them, as after `h0.data = h.data`. Each
         # batch looks for them, as sharing may begin and end.
         self._shared = SharedMemory([], [])
-        self._carried = ArraySnapshot(kernels)
-        # Snapshots that this window has saved.
+        # Snapshots that this window has saved, with the keys of their leaves; and earlier ones, whose memory
+        # is used again.
         self._saved: List[ArraySnapshot] = []
-        self.written: List[nn.Variable] = []
+        self._saved_keys: Set[int] = set()
+        self._unused: List[ArraySnapshot] = []
         # Parameters that the first forward may turn out to write, with their contents before it; and keys of
         # those that a first forward has shown.
         self.candidates: List[nn.Variable] = []
@@ -45,8 +46,9 @@ class ForwardState:
 
     def drop(self) -> None:
         """Drop the saved state, at the start of a window."""
-        self._saved.clear()
-        self._before = []
+        # In this order, as a signal may interrupt: no snapshot may be used twice in a window.
+        saved, self._saved, self._saved_keys, self._before = self._saved, [], set(), []
+        self._unused[:0] = saved
 
     def save(self, graph: Graph, plan: GraphPlan) -> None:
         """Save the leaves that forward through `graph` will write, unless this window has saved them."""
@@ -63,22 +65,26 @@ class ForwardState:
         # Keep `clear_buffer` from freeing these.
         for output in outputs:
             output.persistent = True
-        if carried != self._carried.variables:
-            self._carried = ArraySnapshot(self._kernels, carried)
-        for snapshot in [*self._present, self._carried] if carried else self._present:
-            if snapshot not in self._saved:
-                snapshot.save()
-                self._saved.append(snapshot)
+        leaves = {**self.written, **{hash(leaf): leaf for leaf in carried}} if carried else self.written
+        unsaved = {key: leaves[key] for key in leaves if key not in self._saved_keys}
+        if unsaved:
+            snapshot = self._unused.pop(0) if self._unused else ArraySnapshot(self._kernels)
+            snapshot.variables = [*unsaved.values()]
+            snapshot.save()
+            self._saved, self._saved_keys = [*self._saved, snapshot], {*self._saved_keys, *unsaved}
         if self.candidates:
             self._before = [(leaf, contents_of(leaf.data)) for leaf in self.candidates]
 
     def note_changes(self) -> None:
         """After the first forward, find the parameters that it changed; they are saved from now on."""
-        for leaf, before in self._changed():
-            self.written.append(leaf)
-            snapshot = self._add([leaf])
-            snapshot.put([before])
-            self._saved.append(snapshot)
+        changed = self._changed()
+        leaves = {hash(leaf): leaf for leaf, _ in changed}
+        self.written.update(leaves)
+        self._parameters.update(leaves)
+        snapshot = ArraySnapshot(self._kernels, list(leaves.values()))
+        snapshot.put([before for _, before in changed])
+        self._saved.append(snapshot)
+        self._saved_keys.update(leaves)
         self._examined.update(map(hash, self.candidates))
         self.candidates, self._before = [], []
 
@@ -88,7 +94,7 @@ class ForwardState:
         for leaf, before in self._changed():
             put_back(leaf.data, before)
         self._before = []
-        # In reverse, so that the oldest snapshot wins where two graphs of the window have saved one leaf.
+        # In reverse: the oldest snapshot wins where `note_changes` has saved a carried leaf again.
         for snapshot in reversed(self._saved):
             (moment or {}).get(snapshot, snapshot).restore()
 
@@ -102,7 +108,7 @@ class ForwardState:
     @property
     def arrays(self) -> List[nn.NdArray]:
         """The present float32 and float16 arrays that forward writes."""
-        arrays = [leaf.data for leaf in self.written]
+        arrays = [leaf.data for leaf in self.written.values()]
         # Usually all are: one check is faster than one for each, of two per batch normalization in each pass.
         return arrays if are_readable(arrays) else list(filter(is_readable, arrays))
 
@@ -115,40 +121,23 @@ class ForwardState:
         return [(leaf, old) for leaf, old in self._before if bits(old) != bits(contents_of(leaf.data))]
 
     def _find(self, graph: Graph, plan: GraphPlan) -> None:
-        """Find the leaves that forward writes, with their snapshots, and `candidates`."""
+        """Find the leaves that forward writes, and `candidates`."""
         self._shared = shared_memory_of(graph, plan)
         # nnabla does not see that later functions read these, as leaves, and may free them before.
         for position in plan.memory_uses.cut_off:
             graph.variables[position].persistent = True
-        known: Dict[ArraySnapshot, None] = {}
-        parameters: List[nn.Variable] = []
-        others: List[nn.Variable] = []
-        self.written, self.candidates = [], []
+        self.written, self.candidates = {}, []
         for position, writer in plan.state_leaves.items():
-            leaf, key, written = graph.leaves[position], graph.keys[position], writer is not None
-            if written or key in self._snapshots:
-                self.written.append(leaf)
-            if key in self._snapshots:
-                known[self._snapshots[key]] = None
-            elif written:
-                (parameters if key in plan.names else others).append(leaf)
-            elif key in plan.names and key not in self._examined:
+            leaf, key = graph.leaves[position], graph.keys[position]
+            is_parameter = key in plan.names
+            if writer is not None or key in self._parameters:
+                self.written[key] = leaf
+                if is_parameter:
+                    self._parameters[key] = leaf
+            elif is_parameter and key not in self._examined:
                 self.candidates.append(leaf)
-        self._present = list(known)
-        if parameters:
-            self._add(parameters)
-        if others:
-            # They may disappear with this graph.
-            self._present.append(ArraySnapshot(self._kernels, others))
         # Assigned last: a signal may interrupt between any two lines.
         self._graph = graph
-
-    def _add(self, leaves: List[nn.Variable]) -> ArraySnapshot:
-        """Make a snapshot of these parameters, used from now on."""
-        snapshot = ArraySnapshot(self._kernels, leaves)
-        self._snapshots.update(dict.fromkeys(map(hash, leaves), snapshot))
-        self._present.append(snapshot)
-        return snapshot
 
 
 class BatchGuard:
