@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from functools import partial
 from typing import AbstractSet, Dict, List, Mapping, NamedTuple, Sequence
 
 import numpy as np
@@ -134,13 +133,11 @@ def _patterns_of(name: str, repeated: AbstractSet[str]) -> Sequence[str]:
 def advise(network: Subject, candidates: Sequence[PrecisionLike]) -> PrecisionAdvice:
     """Find the fewest bits for each layer; the network is restored afterwards."""
     with network.preserved():
-        labels, numbers = network.plan.labels, network.graph.numbers
         if network.beyond is not None:
-            number, what = network.beyond
-            raise ValueError(f"{labels[number]}: {what}: check the indices")
+            raise ValueError(f"{network.beyond.function}: {network.beyond.what}: check the indices")
         if network.unfed is not None:
             v, f = network.unfed
-            reader = labels[numbers[hash(f)]]
+            reader = network.plan.labels[network.graph.numbers[hash(f)]]
             raise ValueError(f"nobody has filled {input_name(v)}, which {reader} reads: give a feeder")
         return _Trials(network).advise(candidates)
 
@@ -149,7 +146,7 @@ class _Trials:
     def __init__(self, network: Subject) -> None:
         self._network = network
         self._layers = layers_of(network.graph, network.plan)
-        self._passes = Passes(self._layers)
+        self._passes = Passes(self._layers, network.forward)
         self._uses: Dict[str, List[str]] = {}  # uses of one parameter are one layer: it is stored once
         for layer in self._layers:
             self._uses.setdefault(layer.name.partition("#")[0], []).append(layer.name)
@@ -158,10 +155,7 @@ class _Trials:
         keys = network.graph.keys
         outputs = {node.label: {keys[p] for p in node.outputs} for node in network.plan.nodes}
         self._data = {layer.name: outputs[layer.name] | layer.weights.keys() for layer in self._layers}
-        self._references = [
-            self._passes.with_one_scale(partial(network.forward, network.loss, index), network.loss)
-            for index in range(len(network))
-        ]
+        self._references = [self._passes.with_one_scale(network.loss, n) for n in range(len(network))]
 
     def advise(self, candidates: Sequence[PrecisionLike]) -> PrecisionAdvice:
         """Try layers alone with each candidate; then all together, with more bits where errors add up."""
@@ -217,8 +211,7 @@ class _Trials:
         # By layer: nonzero elements of its data, and those that underflow and overflow.
         data = {layer.name: np.zeros(3) for layer in self._layers}
         for index, reference in enumerate(self._references):
-            stored = self._passes.adaptive(partial(network.forward, emulation, index), scaling, index)
-            tally.add(stored, reference)
+            tally.add(self._passes.adaptive(scaling, index), reference)
             for layer in self._layers:
                 for key in self._data[layer.name] & emulation.emulated_storage.data.keys():
                     seen = emulation.emulated_storage.data[key]

@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Branches whose layers get no gradient in these batches, or a small one, without a fault in backward."""
+"""Branches and units that get no gradient in these batches, or a small one, without a fault in backward."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Iterable, Iterator, List, Tuple
+from typing import Any, Collection, Dict, Iterable, Iterator, List, Sequence, Tuple
 
 import nnabla as nn
+import numpy as np
+from numpy.typing import NDArray
 
-from ..graph.functions import is_matrix_product
 from . import remedies
-from .batches import Batches
 from .causes import Cause, Note
-from .operands import Operands
-from .passes import Layer
+from .network import Network
+from .operands import Batches
+from .passes import Gradients, Layer
 from .target import input_name
 from .watching import largest
 
@@ -22,7 +23,7 @@ _UNKNOWN = "", remedies.NOT_CHOSEN  # clause and remedy without a reason
 
 
 class Branches(Batches):
-    """Search for such layers, and for the functions that leave them out, over all batches."""
+    """Search for layers without a gradient, and for the functions that leave them out, over all batches."""
 
     def waits_for(self, layer: Layer) -> str:
         """First parameter that is 0, moves, and multiplies a layer's way to the loss; empty for none."""
@@ -45,14 +46,13 @@ class Branches(Batches):
     def blank_inputs(self) -> Iterator[Note]:
         """Note layers that learn nothing from an input, as it is all 0, or has no numbers below 0."""
         network = self._network
-        for key, node in network.nodes.items():
+        for f, node in network.nodes.items():
             weights = [p for p in node.leaves if network.graph.leaves[p].ndim > 1]
             arriving = self.gradient(node.outputs)
             if node.type_name == "PReLU" and node.leaves and arriving and not self.gradient(node.leaves):
                 what = "reads no numbers below 0 in these batches, so that its slope learns nothing"
                 yield Note(f"{node.label} {what}: leave out a ReLU before it.")
             if weights and arriving and not self.gradient(weights):
-                f = network.function(key)
                 v = self.zero_origin(f.inputs[0])
                 is_filled = network.is_input(v) and hash(v) not in network.never_filled
                 if is_filled and not self.largest(v):
@@ -65,10 +65,10 @@ class Branches(Batches):
         names: List[str] = []
         ends: List[Any] = []
         for layer in layers:
-            is_cut_off = network.reached.isdisjoint(hash(v.parent) for v in layer.outputs.values())
+            is_cut_off = network.reached.isdisjoint(v.parent for v in layer.outputs.values())
             own = (s.gradients.get(key) for s in sights for key in (*layer.outputs, *layer.weights))
-            onward = [f for f in network.behind(layer.outputs) if hash(f) in network.nodes]
-            arriving = (f for f in onward if self.gradient(network.nodes[hash(f)].outputs))
+            onward = [f for f in network.behind(layer.outputs) if f in network.nodes]
+            arriving = (f for f in onward if self.gradient(network.nodes[f].outputs))
             f = None if is_cut_off or largest(own) else next(arriving, None)
             if f is not None:
                 names.append(layer.name)
@@ -94,7 +94,7 @@ class Branches(Batches):
             return clause, remedies.CHECK_MASK_AND_LABELS
         if remedies.is_a(f, "EpsilonInsensitiveLoss"):
             return "", remedies.SMALLER_MARGIN
-        growth = Operands(network, self._sights[0]).grown(f)
+        growth = self._first.grown(f)
         return (growth.clause, growth.remedy) if growth.remedy in remedies.SHIFTS else _UNKNOWN
 
     def clipped(self) -> Iterator[Cause]:
@@ -110,8 +110,8 @@ class Branches(Batches):
         network, most, found = self._network, _SHRINKS, ("", "")
         layer = network.graph.functions[network.positions[name]]
         onward = set(map(hash, layer.outputs))
-        for f in [f for f in network.behind(onward) if hash(f) in network.nodes]:
-            node = network.nodes[hash(f)]
+        for f in [f for f in network.behind(onward) if f in network.nodes]:
+            node = network.nodes[f]
             on_path = [p for p in node.inputs if network.graph.keys[p] in onward]
             onward.update(map(hash, f.outputs))
             left, arriving = self.gradient(on_path), self.gradient(node.outputs)
@@ -122,15 +122,72 @@ class Branches(Batches):
                 clause = ""
                 # Others make a gradient small whatever they read.
                 if remedies.is_a(f, "Exp", "Sigmoid", "SoftPlus", "Tanh"):
-                    growth = Operands(network, self._sights[0]).grown(f)
+                    growth = self._first.grown(f)
                     clause, remedy = growth.clause, growth.remedy or remedies.SATURATED
                 found = f"; {network.listed([f])} leaves {left:.1e} of {arriving:.1e}{clause}", remedy
         if found[0]:
             return found
-        reads, operands = layer.inputs[0], Operands(network, self._sights[0])
-        if is_matrix_product(layer.info.type_name) and self.largest(reads) < 1e-6:
+        reads, operands = layer.inputs[0], self._first
+        if layer in network.products and self.largest(reads) < 1e-6:
             growth = operands.shrunk(reads.parent)
             clause = f"; it reads numbers up to {self.largest(reads):.1g}{growth.clause}"
             return clause, growth.remedy or remedies.LARGER_NUMBERS
         growth = operands.growth(operands.gradient_steps(layer), "gradients", shrinks=True)
         return (growth.clause, growth.remedy) if growth.remedy == remedies.VANISHING else found
+
+
+class Units:
+    """Units of products with parameters that a gradient reaches, over the batches so far."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        # Not backward products of a gradient penalty, whose units are inputs.
+        self._products = [f for f in network.weighted if not f.info.type_name.endswith("Grad")]
+        self._reached: Dict[int, NDArray[np.bool_]] = {}  # by weight, as several products may share one
+
+    def add(self, gradients: Gradients) -> None:
+        """Add the gradients of outputs in a batch."""
+        for f in self._products:
+            gradient = gradients.get(hash(f.outputs[0]))
+            if gradient is not None:
+                axis, key = 1 if "onvolution" in f.info.type_name else -1, hash(f.inputs[1])
+                by_unit = np.moveaxis(gradient, axis, -1).reshape(-1, gradient.shape[axis])
+                self._reached[key] = np.any(by_unit, axis=0) | self._reached.get(key, False)
+
+    def notes(self, told: Collection[str]) -> Iterator[Note]:
+        """Note layers with such units, except for functions that are told already."""
+        first = {hash(f.inputs[1]): f for f in reversed(self._products)}
+        for f in self._network.in_order(first.values()):
+            dead = ~self._reached.get(hash(f.inputs[1]), np.ones(1, bool))
+            readers = self._network.readers.get(hash(f.outputs[0]), [])
+            names = {self._network.name(g) for g in (f, *readers)}
+            if dead.any() and not dead.all() and names.isdisjoint(told):
+                why, remedy = self._reason(f, readers, dead)
+                behind = self._network.behind(map(hash, f.outputs))
+                if remedy == remedies.INITIALISE and any(self._masks(g, dead) for g in behind):
+                    continue
+                # Without a reason, only many are reported.
+                if remedy != remedies.NO_UNIT or np.mean(dead) >= 0.6:
+                    end = f" learns nothing in {np.count_nonzero(dead)} of {dead.size} units, {why}. "
+                    yield Note("", [self._network.name(f)], f"{end}{remedy[0].upper()}{remedy[1:]}.")
+
+    def _masks(self, f: Any, dead: NDArray[np.bool_]) -> bool:
+        """True for a product with constants, or data, that are 0 for these units."""
+        others = [v for v in f.inputs if f.info.type_name == "Mul2" and not v.need_grad]
+        known = [v.d for v in others if v.shape[-1:] == dead.shape and not v.data.clear_called]
+        return any(not x[..., dead].any() for x in known)
+
+    def _reason(self, f: Any, readers: Sequence[Any], dead: NDArray[np.bool_]) -> Tuple[str, str]:
+        """Clause about the reason, and a remedy."""
+        network = self._network
+        if all(g.info.type_name == "Slice" for g in readers):
+            return "which no function reads", remedies.CHECK_SLICES
+        for g in (f, *readers):
+            for v in (v for v in g.inputs[1:] if hash(v) in network.names and v.size == dead.size):
+                if v.d.flatten()[dead].max() < v.d.flatten()[~dead].min():
+                    return f"as {network.called(v)} reaches {v.d.min():.3g} there", remedies.SMALLER_BIAS
+        weights = f.inputs[1].d
+        axes = [axis for axis, size in enumerate(weights.shape) if size == dead.size]
+        if any(not np.moveaxis(weights, axis, 0)[dead].any() for axis in axes):
+            return "whose weights are all 0", remedies.INITIALISE
+        return "to which no gradient gets", remedies.NO_UNIT

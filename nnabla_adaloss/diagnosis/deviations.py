@@ -28,7 +28,7 @@ class Deviations(Operands):
     def exploded(self) -> Optional[Cause]:
         """Cause of a gradient that grows from function to function beyond its format."""
         network, gradient = self.network, self.gradient
-        f = max(map(network.function, network.nodes), key=gradient)
+        f = max(network.nodes, key=gradient)
         stored, name, size = network.gradient_format(f.outputs[0]), network.name(f), gradient(f)
         steps = self.gradient_steps(f) if size > stored.max else []
         start = min(range(len(steps)), key=lambda i: steps[i].before or math.inf, default=0)
@@ -53,8 +53,8 @@ class Deviations(Operands):
             remedy = remedies.NO_FACTOR if is_factor else remedies.MEAN_LOSS
             yield Note(begin, [network.name(f)], f"{end}. {remedy}.")
         # A loss may be far larger than another one; a few terms may be small on purpose, at the start.
-        nodes = (network.function(key) for key, node in network.nodes.items() if not node.loss_section)
-        absorbing = (f for f in nodes if hash(f) in self.sight.absorbing and f.outputs[0].size > 1)
+        nodes = (f for f, node in network.nodes.items() if not node.loss_section)
+        absorbing = (f for f in nodes if f in self.sight.absorbing and f.outputs[0].size > 1)
         sums = network.in_order(f for f in absorbing if all(v.need_grad for v in f.inputs))
         if len(sums) >= 8:  # a recurrence
             end = (
@@ -90,7 +90,7 @@ class Deviations(Operands):
     def wrong_rows(self) -> Iterator[Cause]:
         """Functions that read computed indices that storage has rounded."""
         for f in self.network.graph.functions:
-            count = self.sight.wrong_indices.get(hash(f), 0)
+            count = self.sight.wrong_indices.get(f, 0)
             v = f.inputs[INDICES[f.info.type_name]] if count else f.outputs[0]
             stored, largest = self.network.format(v), self.amax(v)
             last = math.ldexp(2.0, stored.mantissa_bits)
@@ -103,8 +103,7 @@ class Deviations(Operands):
     def lone_constants(self) -> Iterator[Cause]:
         """Constants that alone keep numbers from 0, and are so small that a derivative leaves the format."""
         network, gradients = self.network, self.sight.gradients
-        for key, node in network.nodes.items():
-            f = network.function(key)
+        for f, node in network.nodes.items():
             v = f.inputs[NOT_ZERO[node.type_name]] if node.type_name in NOT_ZERO else None
             g = None if v is None else v.parent
             if g is None or g.info.type_name not in CONSTANTS or not 0.0 < g.info.args["val"] < 2.0**-10:
@@ -125,12 +124,12 @@ class Deviations(Operands):
         leads: Set[int] = set()
         origins: List[Tuple[Any, nn.Variable]] = []
         layers = [f for f in network.graph.functions if network.name(f) in damaged]
-        behind = set(map(hash, network.behind(hash(v) for f in layers for v in f.outputs)))
+        behind = set(network.behind(hash(v) for f in layers for v in f.outputs))
         for f in reversed(network.graph.functions):
             leads.update(hash(v) for v in f.outputs if v.size == 1 and error_of(v) > 0.02)
             changed = not leads.isdisjoint(map(hash, f.outputs))
             # A factor that becomes 0 makes the other one's gradient 0.
-            factors = f.inputs if f.info.type_name == "Mul2" and hash(f) in behind else ()
+            factors = f.inputs if f.info.type_name == "Mul2" and f in behind else ()
             vanishes = any(self.sight.lost(v)[0] == 1.0 for v in factors)
             if not (changed or vanishes or f in layers):
                 continue
@@ -144,13 +143,12 @@ class Deviations(Operands):
                 origins.append((f, f.outputs[0]))
         if not origins:
             # An error too small to follow from the loss: the first function that multiplies it.
-            met = set(map(hash, network.walk(map(network.function, behind))))
-            for f in (f for f in network.graph.functions if hash(f) in met):
+            for f in network.in_order(network.walk(behind)):
                 error = max(map(error_of, f.outputs))
                 if error > 0.1 and all(8.0 * error_of(v) < error for v in f.inputs):
                     return self._begins(f, f.outputs[0])
             return None
-        origins.sort(key=lambda one: network.graph.numbers[hash(one[0])])
+        origins.sort(key=lambda one: network.number(one[0]))
         cause = self._begins(*origins[0])
         if cause.remedy != remedies.LARGER:
             return cause
@@ -173,7 +171,7 @@ class Deviations(Operands):
         # Rounding errors of its inputs are as large as its outputs.
         size = math.sqrt(self.in_fp32.data[hash(v)].mean_square)
         cancels = math.ldexp(largest, -stored.mantissa_bits) > _LOST * size
-        sums = network.in_order(g for g in network.walk([f]) if hash(g) in self.sight.absorbing)
+        sums = network.in_order(g for g in network.walk([f]) if g in self.sight.absorbing)
         if sums and (cancels or typical_lost > stored.smallest_subnormal):
             others = f" (as in {len(sums) - 1} sums behind it)" * bool(sums[1:])
             what = f"it {self._absorbs(sums[0], stored)}{others}"

@@ -9,13 +9,11 @@ import nnabla as nn
 import numpy as np
 
 from ..core.formats import FLOAT32
-from ..graph.functions import is_matrix_product
 from . import remedies
-from .batches import Batches
 from .causes import Cause, Note, listed
 from .finite import SOFTMAX_OR_LOSS, Finiteness
-from .network import DIFFERENCES, NORMALIZATIONS, Network
-from .operands import Operands
+from .network import DIFFERENCES, NORMALIZATIONS, Network, read_by
+from .operands import Batches
 from .watching import INDICES, Sight, largest
 
 _MOST = 0.5  # share of outputs in the flat part, in every batch, from which an activation is saturated
@@ -40,12 +38,11 @@ class Ends(Batches):
         starved = [p for p in network.plan.leaves if not self.gradient([p])]
         self._starved = set(network.keys(starved))
 
-    def functions(self) -> Dict[int, Cause]:
-        """Functions at which the gradient ends, or with outputs of 0 for nonzero inputs, by key."""
+    def functions(self) -> Dict[Any, Cause]:
+        """Causes of functions at which the gradient ends, or with outputs of 0 for nonzero inputs."""
         ended, found, network = set(), {}, self._network
         has_loss = any(map(self.largest, network.roots))
-        for key, node in reversed(network.nodes.items()):
-            f = network.function(key)
+        for f, node in reversed(network.nodes.items()):
             arriving = [s for s in self._sights if Batches(network, [s]).gradient(node.outputs)]
             # A difference of other numbers that is always 0.
             compared = f.inputs if has_loss and node.type_name in DIFFERENCES else ()
@@ -54,10 +51,10 @@ class Ends(Batches):
                 continue
             # One number becomes 0, and two become 1 and -1.
             if network.normalized_together(f) <= 2.0 or node.args.get("only_index"):
-                alone = self._leaves_before(f.inputs[0].parent) - self._without({key})
+                alone = self._leaves_before(f.inputs[0].parent) - self._without({f})
                 if alone:
-                    found[key] = self._told(f)._replace(spoils=self._labels(alone))
-                    ended.add(key)
+                    found[f] = self._told(f)._replace(spoils=self._labels(alone))
+                    ended.add(f)
             # A stop on purpose is no end, nor is a layer that starts from 0 and learns.
             weights = [p for p in node.leaves if network.graph.leaves[p].ndim > 1]
             handed_on = (
@@ -69,8 +66,8 @@ class Ends(Batches):
                 continue
             if is_equal:
                 what = f"it compares equal numbers in every batch{self._sources(f)}"
-                found[key] = Cause("equal_operands", node.label, what, remedies.DIFFERENT)
-                ended.add(key)
+                found[f] = Cause("equal_operands", node.label, what, remedies.DIFFERENT)
+                ended.add(f)
                 continue
             # A loss weight that a feeder may raise later.
             zeros = [self.zero_origin(v) for v in f.inputs if not self.largest(v)]
@@ -80,37 +77,35 @@ class Ends(Batches):
             kind = next(iter(at_fault.values())).kind
             if kind in ("zero_factor", "constant_softmax") or not self._nothing_to_learn(f):
                 found.update(at_fault)
-                ended.add(key)
+                ended.add(f)
         # What compares equal numbers explains ends before it.
-        kinds = {key: cause.kind for key, cause in found.items() if key in ended}
-        last = sorted(kinds, key=network.graph.numbers.__getitem__, reverse=True)
-        for key in sorted(last, key=lambda key: kinds[key] == "equal_operands"):
+        kinds = {f: cause.kind for f, cause in found.items() if f in ended}
+        for f in sorted(kinds, key=lambda f: (kinds[f] == "equal_operands", -network.number(f))):
             # Another end explains the same parameters, such as a gate beside a state that starts from 0.
-            starved = self._leaves_before(network.function(key)) & self._starved
-            others = ended - {key}
+            starved = self._leaves_before(f) & self._starved
+            others = ended - {f}
             if starved and others and self._without(others).isdisjoint(starved):
                 ended = others
-                del found[key]
+                del found[f]
         # A state that starts from 0 is no fault if what is before it ends elsewhere, too.
-        for key in [key for key in ended & found.keys() if found[key].kind == "zero_factor"]:
-            f = network.function(key)
-            elsewhere = [self._leaves_before(network.function(other)) for other in ended - {key}]
+        for f in [f for f in ended & found.keys() if found[f].kind == "zero_factor"]:
+            elsewhere = map(self._leaves_before, ended - {f})
             starts = [v for v in self._zeros(f)[:1] if not v.parent.inputs]
             if starts and self._leaves_before(f) & self._starved <= set().union(*elsewhere):
-                ended = ended - {key}
-                del found[key]
+                ended = ended - {f}
+                del found[f]
         # What always cancels is not also equal by chance.
         twice = {("equal_operands", cause.function) for cause in found.values() if cause.kind == "cancels"}
-        found = {key: cause for key, cause in found.items() if (cause.kind, cause.function) not in twice}
-        if self._learns(ended):
-            found = {key: cause._replace(fatal=False) for key, cause in found.items()}
-        return {hash(f): found[hash(f)] for f in network.graph.functions if hash(f) in found}
+        fatal = not self._learns(ended)
+        causes = ((f, found[f]) for f in network.in_order(found))
+        told = ((f, cause) for f, cause in causes if (cause.kind, cause.function) not in twice)
+        return {f: cause if fatal else cause._replace(fatal=False) for f, cause in told}
 
     def dead(self) -> List[Cause]:
         """Rectifiers that output only zeros, in a network that is not finite elsewhere."""
         network = self._network
-        own = [network.function(key) for key, node in network.nodes.items() if not node.loss_section]
-        dead = [f for f in network.in_order(own) if self._is_dead(f) and any(map(self.largest, f.inputs))]
+        own = (f for f, node in network.nodes.items() if not node.loss_section)
+        dead = (f for f in network.in_order(own) if self._is_dead(f) and any(map(self.largest, f.inputs)))
         return [self._told(f)._replace(fatal=False) for f in dead]
 
     def zero_loss(self) -> List[Cause]:
@@ -122,7 +117,7 @@ class Ends(Batches):
         if f.info.type_name in _RECTIFIERS | _BOUNDS:
             why, remedy = f", as it reads {self._around(f)}", remedies.MARGIN
         elif not why:
-            why, remedy = Operands(self._network, self._sights[0]).grown(f).clause, remedies.SATURATED
+            why, remedy = self._first.grown(f).clause, remedies.SATURATED
         what = f"it computes only zeros, so that the loss is 0 and no layer gets a gradient{why}"
         return [Cause("zero_loss", self._network.name(f), what, remedy)]
 
@@ -161,29 +156,29 @@ class Ends(Batches):
         """First function that computes the zeros which some functions read; or the first of these."""
         return self._network.in_order(self._network.walk(last, self._zeros))[0]
 
-    def _at_fault(self, f: Any) -> Dict[int, Cause]:
+    def _at_fault(self, f: Any) -> Dict[Any, Cause]:
         """Functions that turn other numbers into zeros, so that the gradient ends at `f`; or `f`."""
         network = self._network
         dead = filter(self._is_dead, network.walk([f]))
         origins = {g for g in (*network.walk([f], self._zeros), *dead) if not self._zeros(g)}
-        found = {hash(g): self._told(g) for g in network.in_order({*origins, f}) if hash(g) in network.nodes}
-        known = {key: cause for key, cause in found.items() if cause.kind != "no_gradient"}
-        if len(known) > 1 and hash(f) in known and self._zeros(f):
-            own = known.pop(hash(f))
+        found = {g: self._told(g) for g in network.in_order({*origins, f}) if g in network.nodes}
+        known = {g: cause for g, cause in found.items() if cause.kind != "no_gradient"}
+        if len(known) > 1 and f in known and self._zeros(f):
+            own = known.pop(f)
             if own.kind == "zero_weights":
-                key, cause = known.popitem()
+                g, cause = known.popitem()
                 both = cause.parameters + own.parameters
                 what = f"{cause.what}, and its outputs meet only zeros again in {listed(own.parameters)}"
                 weights = [v for key, v in network.leaves.items() if v.ndim > 1 and key in network.names]
                 others = {network.names[hash(v)] for v in weights if not self.largest(v)}
                 remedy = remedies.INITIALISE if others - {*both} else remedies.ONE_FACTOR
-                known[key] = cause._replace(what=what, remedy=remedy, parameters=both)
-        return known or {hash(f): found[hash(f)]}
+                known[g] = cause._replace(what=what, remedy=remedy, parameters=both)
+        return known or {f: found[f]}
 
     def _is_dead(self, f: Any) -> bool:
         return f.info.type_name in _RECTIFIERS and not any(map(self.largest, f.outputs))
 
-    def _learns(self, ended: AbstractSet[int]) -> bool:
+    def _learns(self, ended: AbstractSet[Any]) -> bool:
         """True if a gradient bypasses these functions and reaches parameters that are applied to data."""
         data: Set[int] = set()
         weights, reached = set(self._network.names), self._without(ended)
@@ -193,7 +188,7 @@ class Ends(Batches):
                 weights.update(map(hash, f.outputs))
                 continue
             fed = [v for v in f.inputs if v.parent is None and hash(v) not in weights]
-            if hash(f) not in ended and (fed or not keys or not keys.isdisjoint(data)):
+            if f not in ended and (fed or not keys or not keys.isdisjoint(data)):
                 data.update(map(hash, f.outputs))
                 if largest(s.gradients.get(key) for s in self._sights for key in keys & weights & reached):
                     return True
@@ -201,31 +196,32 @@ class Ends(Batches):
 
     def saturated(self) -> Iterator[Cause]:
         """Activations with a gradient and most of their outputs in their flat part."""
-        keys = self._sights[0].flat
-        shares = {key: min(sight.flat.get(key, 0.0) for sight in self._sights) for key in keys}
-        flat = {key: share for key, share in shares.items() if share > _MOST}
+        shares = {f: min(one.flat.get(f, 0.0) for one in self._sights) for f in self._sights[0].flat}
+        flat = {f: share for f, share in shares.items() if share > _MOST}
         others, nodes = self._without(flat.keys()), self._network.nodes
-        for key in reversed([key for key, node in nodes.items() if key in flat and not node.loss_section]):
+        for f, node in reversed(nodes.items()):
             # Saturated outputs are fine in a loss, and leaves with a gradient by another path do learn.
-            node, before = nodes[key], self._leaves_before(self._network.function(key))
+            if f not in flat or node.loss_section:
+                continue
+            before = self._leaves_before(f)
             if not before <= others and self.gradient(node.outputs):
                 what = "outputs are where its derivative is next to 0"
                 if node.type_name == "Softmax":
                     what = "rows are 1 in one place and 0 elsewhere"
-                what = f"it is saturated: {flat[key]:.0%} of its {what}"
-                cause = self._saturated(self._network.function(key), what, remedies.SATURATED)
+                what = f"it is saturated: {flat[f]:.0%} of its {what}"
+                cause = self._saturated(f, what, remedies.SATURATED)
                 spoils = self._labels(before - others - self._starved)
-                fatal = before <= self._starved and not self._learns({key})
+                fatal = before <= self._starved and not self._learns({f})
                 yield cause._replace(fatal=fatal, spoils=spoils)
 
     def saturated_gates(self) -> Iterator[Note]:
         """Note saturated activations whose layers get a gradient by others, such as gates of an LSTM."""
         nodes, flat = self._network.nodes, self._sights[0].flat
-        kinds = {key: node.type_name for key, node in nodes.items() if key in flat and not node.loss_section}
-        own = [key for key, kind in kinds.items() if kind in ("Sigmoid", "Tanh")]
-        most = [key for key in own if np.mean([s.flat.get(key, 0.0) for s in self._sights]) > _MOST]
+        flat_nodes = (f for f, node in nodes.items() if f in flat and not node.loss_section)
+        own = [f for f in flat_nodes if remedies.is_a(f, "Sigmoid", "Tanh")]
+        most = [f for f in own if np.mean([s.flat.get(f, 0.0) for s in self._sights]) > _MOST]
         if len(most) >= 4 and len(most) > _MOST * len(own):
-            f = self._network.in_order(map(self._network.function, most))[0]
+            f = self._network.in_order(most)[0]
             cause = self._saturated(f, "", remedies.SATURATED)
             begin = f"Most outputs of {len(most)} activations are where the derivative is next to 0, from "
             yield Note(begin, [self._network.name(f)], f" on{cause.what}: {cause.remedy}.")
@@ -234,7 +230,7 @@ class Ends(Batches):
         """Cause of saturation: what makes its inputs large, or the function."""
         # What a softmax reads of a mask is no fault.
         masked = f.info.type_name == "Softmax"
-        growth = Operands(self._network, self._sights[0]).grown(f, trained=masked)
+        growth = self._first.grown(f, trained=masked)
         if growth.remedy:
             remedy = growth.remedy + f", or {remedy}" * (remedy == remedies.BOUND)
         what, parameters = what + growth.clause, growth.parameters
@@ -271,20 +267,20 @@ class Ends(Batches):
 
     def _leaves_before(self, f: Any) -> Set[int]:
         """Keys of the leaves that need a gradient and that `f` depends on."""
-        return {hash(v) for g in self._network.walk([f]) for v in g.inputs} & self._network.leaves.keys()
+        return read_by(self._network.walk([f])) & self._network.leaves.keys()
 
-    def _without(self, functions: AbstractSet[int]) -> Set[int]:
+    def _without(self, functions: AbstractSet[Any]) -> Set[int]:
         """Keys of the variables that a gradient reaches without passing any of these functions."""
 
         def onward(f: Any) -> List[nn.Variable]:
-            return [] if hash(f) in functions else [v for v in f.inputs if v.need_grad]
+            return [] if f in functions else [v for v in f.inputs if v.need_grad]
 
         walked = self._network.walk(self._network.last, onward)
-        return {hash(v) for f in walked if hash(f) not in functions for v in f.inputs}
+        return read_by(f for f in walked if f not in functions)
 
     def _told(self, f: Any) -> Cause:
         """Cause of a gradient's end at a function, or of its zeros."""
-        network, node, called = self._network, self._network.nodes[hash(f)], self._network.called
+        network, node, called = self._network, self._network.nodes[f], self._network.called
         kind, args, names = node.type_name, node.args, network.names
 
         def cause(kind: str, what: str, remedy: str, *of: nn.Variable) -> Cause:
@@ -300,11 +296,11 @@ class Ends(Batches):
             if of:
                 return cause("dead_relu", f"{what}, as {called(of[0])} is", remedies.ABOVE_ZERO, *of)
             first = self._first_zeros([f])
-            growth = Operands(network, self._sights[0]).grown(first)
+            growth = self._first.grown(first)
             is_shifted = growth.remedy in remedies.SHIFTS
             if first is f:
                 if not is_shifted:
-                    growth = Operands(network, self._sights[0]).shifted(f.inputs[0])
+                    growth = self._first.shifted(f.inputs[0])
                     is_shifted = bool(growth.clause)
                 clause = growth.clause if is_shifted else f", as it reads {self._around(f)}"
                 remedy = f"{growth.remedy}, or use F.leaky_relu" if is_shifted else remedies.DEAD
@@ -326,7 +322,7 @@ class Ends(Batches):
             what = f"it multiplies the gradient, which is {arriving:.1g}, by {args['val']:g}, which gives 0"
             return cause("small_factors", what, remedies.SMALL_FACTORS)
         weights = [v for v in zeros if hash(v) in names and v.ndim > 1]
-        if is_matrix_product(kind) and node.leaves and weights:
+        if f in network.products and node.leaves and weights:
             what = f"its weights are all 0 and get no gradient ({called(weights[0])})"
             return cause("zero_weights", what, remedies.INITIALISE, *weights)
         if zeros:
@@ -353,8 +349,8 @@ class Ends(Batches):
             if together > 1.0:
                 what = "it normalises two numbers at a time, which makes 1 and -1 of any"
             return cause("constant_input", what, remedies.SINGLE_NUMBERS)
-        is_closed = kind == "Softmax" and not any(sight.flat.get(hash(f), 1.0) for sight in self._sights)
-        if is_closed and not Operands(self._network, self._sights[0]).grown(f, trained=True).remedy:
+        is_closed = kind == "Softmax" and not any(sight.flat.get(f, 1.0) for sight in self._sights)
+        if is_closed and not self._first.grown(f, trained=True).remedy:
             what = "a mask leaves it a single place in each row, so that all its outputs are the same"
             return cause("constant_softmax", what, remedies.CHECK_MASK)
         rounds = "Floor", "FixedPointQuantize", "MinMaxQuantize", "Pow2Quantize", "Round"
@@ -366,7 +362,7 @@ class Ends(Batches):
         if cancelling is not None and arriving:
             v = next(v for v in f.inputs if v.need_grad)
             what = f"it computes the same whatever {called(v)} is: the gradients to it cancel"
-            node = network.nodes[hash(cancelling)]
+            node = network.nodes[cancelling]
             compares = node.loss_section and node.type_name in DIFFERENCES
             remedy = remedies.UNLINK_TARGET if compares else remedies.NOT_CONSTANT
             return Cause("cancels", self._network.name(cancelling), what, remedy)

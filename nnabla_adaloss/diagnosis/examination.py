@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union, overload
 
 import nnabla as nn
@@ -13,22 +12,20 @@ import numpy as np
 from ..core.formats import canonical_name
 from ..core.precision import LayerPrecisions, PrecisionLike, PrecisionName, StorageLike
 from ..emulation import FormatEmulation
-from ..graph.functions import is_matrix_product
 from . import inputs, remedies
 from .advice import PrecisionAdvice, advise, candidates_of
-from .batches import Batches
-from .branches import Branches
+from .branches import Branches, Units
 from .causes import Cause, Note, distinct, listed, summed_up
 from .deviations import Deviations
 from .ends import Ends
 from .finite import Finiteness
-from .network import COMPARING, Network
+from .network import COMPARING, Network, read_by
+from .operands import Batches
 from .passes import FormatTrial, Layer, NoBackward, Passes, Tally, Way, parameter_layers
 from .presentation import Diagnosis
 from .rounding_noise import RoundingNoise
 from .steps import Steps
 from .target import Feeder, Subject, input_name
-from .units import Units
 from .untrained import alike_weights, notes, untrained
 from .verdicts import COARSE, USELESS, LayerNumbers, NetworkNumbers, serves
 from .watching import REPEATED, Sight
@@ -130,7 +127,7 @@ class _Examination:
         precisions = self._emulation.precisions
         self._storage = canonical_name(storage) if isinstance(storage, str) else str(precisions)
         self._layers = parameter_layers(examined.graph, examined.plan)
-        self._passes = Passes(self._layers)
+        self._passes = Passes(self._layers, examined.forward)
         self._network = Network(examined, self._emulation.emulated_storage)
         self._in_fp32: List[Sight] = []
         self._as_stored: List[Sight] = []
@@ -141,7 +138,7 @@ class _Examination:
         self._unsteady: Set[int] = set()
         # Keys of gradients whose errors are not judged, except for rounding errors.
         self._left_out: Set[int] = set()
-        self._noise = RoundingNoise(examined, self._network, self._layers, self._passes)
+        self._noise = RoundingNoise(self._network, self._passes)
         self._steps = Steps(examined, self._layers)
         self._units = Units(self._network)
 
@@ -153,27 +150,25 @@ class _Examination:
         try:
             causes: List[Cause] = []
             if examined.beyond:
-                number, what = examined.beyond
-                name = examined.plan.labels[number]
-                causes = [Cause("index_beyond", name, what, remedies.INDICES)]
+                causes = [examined.beyond]
             elif examined.unfed:
                 causes = [_blank_input(self._network, *examined.unfed)]
             if not self._network.reached_leaves:
-                causes += untrained(examined, self._network)
+                causes += untrained(self._network)
             causes = causes or self._observe()
             if not causes:
                 tried = self._compare()
                 causes += self._unfilled_targets()
                 self._ends = Ends(self._network, self._in_fp32)
                 self._branches = Branches(self._network, self._in_fp32)
+                self._deviations = [Deviations(self._network, one) for one in self._as_stored]
                 layers = [self._numbers(tried[self._storage], layer) for layer in self._layers]
                 causes += self._of_gradients(layers)
         except NoBackward as error:
             what = f"it has no backward, so that nothing before it can be trained (nnabla: {error.told})"
-            f = self._network.function(error.function)
-            is_loss = f.info.type_name.endswith(COMPARING)
+            is_loss = error.function.info.type_name.endswith(COMPARING)
             remedy = remedies.SCORES_FIRST if is_loss else remedies.NO_BACKWARD
-            causes = [Cause("no_backward", self._network.name(f), what, remedy)]
+            causes = [Cause("no_backward", self._network.name(error.function), what, remedy)]
         causes = list(summed_up(causes))
         in_fp32, as_stored = (float(np.mean(one)) for one in zip(*self._losses or [(math.nan, math.nan)]))
         left_out = self._noise.gradients | self._left_out
@@ -191,40 +186,33 @@ class _Examination:
             layers=layers,
             causes=causes,
             formats=formats,
-            notes=[*examined.notes, *notes(examined, self._network), *own],
+            notes=[*examined.notes, *notes(self._network), *own],
         )
 
     def _observe(self) -> List[Cause]:
         """Run all batches in fp32, and with stored activations and weights; find causes that end learning."""
-        examined, leaves, passes = self._examined, self._network.leaves, self._passes
+        examined, network, emulation = self._examined, self._network, self._emulation
         for index in range(len(examined)):
-            in_fp32 = Sight(leaves.values(), examined.kernels)
-            emulation = self._emulation
-            as_stored = Sight(leaves.values(), examined.kernels, in_fp32, emulation.emulated_storage.data)
-            forward = partial(examined.forward, examined.loss, index, in_fp32.after_forward)
-            passes.with_one_scale(forward, examined.loss, pre=in_fp32.before_backward)
-            in_fp32.end()
+            in_fp32 = Sight(network)
+            as_stored = Sight(network, in_fp32, emulation.emulated_storage.data)
+            self._passes.observe(examined.loss, index, in_fp32)
             if not index:
                 self._noise.compare_forward(in_fp32)
-                again = Sight(leaves.values(), examined.kernels, in_fp32)
+                again = Sight(network, in_fp32)
                 examined.forward(examined.loss, index, again.after_forward)
-                self._random = [self._network.name(f) for f in again.jumps(self._network, REPEATED, REPEATED)]
+                self._random = [network.name(f) for f in again.jumps(REPEATED, REPEATED)]
             loss = float(examined.loss.d)
             self._steps.take(index, in_fp32)
-            forward = partial(examined.forward, emulation, index, as_stored.after_forward)
             try:
-                passes.with_one_scale(
-                    forward, emulation, pre=as_stored.before_backward, round_gradients=False
-                )
+                self._passes.observe(emulation, index, as_stored, round_gradients=False)
             except RuntimeError as error:
                 return [self._refused(as_stored, error)]
-            as_stored.end()
             self._in_fp32.append(in_fp32)
             self._as_stored.append(as_stored)
             self._losses.append((loss, float(examined.loss.d)))
         fatal = [cause for cause in self._not_finite(self._in_fp32) if cause.fatal]
         # Causes that show in forward alone.
-        return [*fatal, *Ends(self._network, self._in_fp32).dead()] if fatal else []
+        return [*fatal, *Ends(network, self._in_fp32).dead()] if fatal else []
 
     def _refused(self, as_stored: Sight, error: RuntimeError) -> Cause:
         """Cause of a function that nnabla refuses to run with what storage makes of its inputs."""
@@ -243,15 +231,10 @@ class _Examination:
         """Causes of inputs that nobody has filled, and that a loss compares, unlike an initial state."""
         network = self._network
         for key in network.never_filled:
-            uses = {key}
-            for f in network.graph.functions:
-                if uses.isdisjoint(map(hash, f.inputs)) or is_matrix_product(f.info.type_name):
-                    continue
-                uses.update(map(hash, f.outputs))
-                if f.info.type_name.endswith(COMPARING):
-                    what = f"it compares with {input_name(network.inputs[key])}, which nobody has filled"
-                    yield Cause("unfed", network.name(f), what, remedies.FILL_TARGET, False)
-                    break
+            uses = network.behind([key], lambda f: f not in network.products)
+            for f in [f for f in uses if f.info.type_name.endswith(COMPARING)][:1]:
+                what = f"it compares with {input_name(network.inputs[key])}, which nobody has filled"
+                yield Cause("unfed", network.name(f), what, remedies.FILL_TARGET, False)
 
     def _notes(self, tried: bool, layers: Sequence[LayerNumbers], causes: Sequence[Cause]) -> Iterator[Note]:
         """Describe all that is no cause, unless a cause says it; `tried`: no cause ended the examination."""
@@ -259,7 +242,7 @@ class _Examination:
             if self._refused_formats:
                 what = "nnabla raises an error with numbers that are rounded to "
                 yield Note(what, self._refused_formats, ", which is not tried.")
-            yield from inputs.notes(self._examined, self._network, self._in_fp32)
+            yield from inputs.notes(self._network, self._in_fp32)
             if not any(cause.kind == "saturated" for cause in causes):
                 yield from self._ends.saturated_gates()
             yield from self._branches.blank_inputs()
@@ -267,21 +250,21 @@ class _Examination:
             if alike and not any(cause.kind == "equal_units" for cause in causes):
                 what = "Units stay alike, as all numbers are equal in "
                 yield Note(what, alike, f": {remedies.INITIALISE}.")
-            starved = [n.name for n in layers if not (n.nonzero or n.waits_for)]
             lost = [n.name for n in layers if min(one.lost_units for one in n.effects.values()) > 0.15]
             if not causes:
-                yield from self._branches.blocked(layer for layer in self._layers if layer.name in starved)
+                pairs = zip(self._layers, layers)
+                yield from self._branches.blocked(one for one, n in pairs if not (n.nonzero or n.waits_for))
             if lost and not causes:
                 end = f" with any scale: in {self._storage} it is too small beside that of others: "
                 end += f"{remedies.ALIKE}."
                 yield Note("Many units lose their gradient in ", lost, end)
             coarse = [n.name for n in layers if n.is_judged and n.stored.bits > 8 and n.floor > COARSE / 2.0]
             if coarse and not causes:
-                changed = (Deviations(self._network, one).changed(coarse) for one in self._as_stored)
+                changed = (one.changed(coarse) for one in self._deviations)
                 yield from (Note(str(cause)) for cause in [*filter(None, changed)][:1])
-            found = [note for one in self._as_stored for note in Deviations(self._network, one).notes()]
+            found = [note for one in self._deviations for note in one.notes()]
             yield from {tuple(note.names): note for note in found}.values()
-            yield from Deviations(self._network, self._as_stored[0]).nearly_overflowing()
+            yield from self._deviations[0].nearly_overflowing()
             yield from self._units.notes({cause.function for cause in causes})
         if not any(cause.kind == "on_gradients" for cause in causes):
             yield from self._steps.notes(self._branches.shrinking if tried and not causes else None)
@@ -308,31 +291,29 @@ class _Examination:
 
     def _compare(self) -> Dict[str, FormatTrial]:
         """Try each format; find gradients that are noise, or differ from pass to pass."""
-        examined, passes, layers = self._examined, self._passes, self._layers
-        roots = set(map(hash, self._network.roots))
-        seen = [item for sight in self._in_fp32 for item in sight.gradients.items()]
+        examined, network, passes = self._examined, self._network, self._passes
         amaxes: Dict[int, float] = {}
-        for key, seen_gradient in seen:
-            amaxes[key] = 0.0 if key in roots else max(amaxes.get(key, 0.0), seen_gradient.abs_max)
+        for key, seen in (item for sight in self._in_fp32 for item in sight.gradients.items()):
+            amaxes[key] = max(amaxes.get(key, 0.0), seen.abs_max)
+        amaxes.update(dict.fromkeys(map(hash, network.roots), 0.0))
         others = {str(name): _emulated(examined, name) for name in _FORMATS if name != self._storage}
         emulations = {self._storage: self._emulation, **others}
-        seen_data = Batches(self._network, self._in_fp32)
-        for v in filter(self._network.is_input, self._network.inputs.values()):
+        seen_data = Batches(network, self._in_fp32)
+        for v in filter(network.is_input, network.inputs.values()):
             # Behind a ReLU with a bias of 0 the signs of next to nothing count, which train nothing.
-            least, readers = self._network.format(v).smallest_subnormal / 2.0, self._network.readers[hash(v)]
-            is_multiplied = all(is_matrix_product(f.info.type_name) for f in readers)
-            if is_multiplied and seen_data.largest(v) > _NEGLIGIBLE * least:
-                examined.flush(v, least)
-        tried = {name: FormatTrial(examined, layers, one, amaxes) for name, one in emulations.items()}
-        keys = (key for layer in layers for key in (*layer.weights, *layer.outputs))
+            least, readers = network.format(v).smallest_subnormal / 2.0, network.readers[hash(v)]
+            if network.products.issuperset(readers) and seen_data.largest(v) > _NEGLIGIBLE * least:
+                examined.flushed[hash(v)] = least
+        tried = {name: FormatTrial(passes, one, amaxes) for name, one in emulations.items()}
+        keys = (key for layer in self._layers for key in (*layer.weights, *layer.outputs))
         unsteady = Tally(keys if self._random else ())
         for index in range(len(examined)):
-            forward, exact = partial(examined.forward, self._noise.exact, index), self._noise.exact
-            in_fp32, loss = passes.with_one_scale(forward, exact), float(examined.loss.d)
+            exact = self._noise.exact
+            in_fp32, loss = passes.with_one_scale(exact, index), float(examined.loss.d)
             self._noise.compare(index, in_fp32, loss)
             self._units.add(in_fp32)
             if self._random:
-                unsteady.add(passes.with_one_scale(forward, exact), in_fp32)
+                unsteady.add(passes.with_one_scale(exact, index), in_fp32)
             for name, one in [*tried.items()]:
                 try:
                     one.compare(index, in_fp32)
@@ -345,8 +326,7 @@ class _Examination:
         self._unsteady = unsteady.differing(REPEATED)
         # Variables with a gradient only by places at which derivatives jump.
         jumping = {f for sight in self._in_fp32 for f in sight.jumping}
-        walked = (self._network.walk(f.inputs[i].parent for f in jumping) for i in (0, 1))
-        image, places = ({hash(v) for f in one for v in f.inputs} for one in walked)
+        image, places = (read_by(network.walk(f.inputs[i].parent for f in jumping)) for i in (0, 1))
         self._left_out = self._unsteady | (places - image)
         self._noise.gradients -= self._left_out
         return tried
@@ -411,21 +391,21 @@ class _Examination:
             yield from (cause._replace(fatal=not learning) for cause in causes)
         if of_storage is not None and not same:
             yield of_storage._replace(fatal=fatal, spoils=tuple(damaged), as_stored=True)
-        yield from untrained(self._examined, network)
+        yield from untrained(network)
         yield from self._steps.causes({*noisy}, self._branches.shrinking)
 
-    def _of_storage(self, damaged: Sequence[str], ended: Mapping[int, Cause]) -> Optional[Cause]:
+    def _of_storage(self, damaged: Sequence[str], ended: Mapping[Any, Cause]) -> Optional[Cause]:
         """First cause that only storage brings about; for damaged layers, what changes their numbers."""
         network = self._network
-        found = [one for sight in self._as_stored for one in Deviations(network, sight).wrong_rows()]
+        found = [cause for one in self._deviations for cause in one.wrong_rows()]
         found += filter(None, (Deviations(network, sight).exploded() for sight in self._in_fp32))
-        found += [one for sight in self._as_stored for one in Deviations(network, sight).lone_constants()]
+        found += [cause for one in self._deviations for cause in one.lone_constants()]
         if damaged:
-            changed = (Deviations(network, sight).changed(damaged) for sight in self._as_stored)
+            changed = (one.changed(damaged) for one in self._deviations)
             found += sorted((cause for cause in changed if cause), key=self._position)
             stored = Ends(network, self._as_stored).functions()
-            for key in [key for key in stored if key not in ended]:
-                cause, format = stored[key], network.format(network.function(key).outputs[0]).name
+            for f in [f for f in stored if f not in ended]:
+                cause, format = stored[f], network.format(f.outputs[0]).name
                 what = f"{cause.what}, as stored in {format}, not in fp32"
                 found.append(cause._replace(kind=f"{cause.kind}_as_stored", what=what, as_stored=True))
         return next(iter(found), None)

@@ -57,9 +57,9 @@ class Finiteness(Operands):
                 continue
             v, table = f.inputs[INDICES[kind]], f.inputs[INDICES[kind] - 1]
             last = (args["shape"] if kind == "OneHot" else table.shape)[args.get("axis", 0)] - 1
-            what, largest = f"it takes {network.called(v)} for indices", sight.largest_index.get(hash(f), 0.0)
-            if sight.undefined.get(hash(f)):
-                what += f", of which {sight.undefined[hash(f)]} are no whole numbers"
+            what, largest = f"it takes {network.called(v)} for indices", sight.largest_index.get(f, 0.0)
+            if sight.undefined.get(f):
+                what += f", of which {sight.undefined[f]} are no whole numbers"
                 return [Cause("fractional_index", name, what, remedies.WHOLE_NUMBERS, False)]
             if largest > last:
                 what += f" up to {largest:g}, but its last is {last}: nnabla reads other memory"
@@ -100,7 +100,7 @@ class Finiteness(Operands):
             if not before and hash(v) not in seen:
                 found.append((network.readers[hash(v)][0] if v.parent is None else v.parent, v))
             seen.add(hash(v))
-        found.sort(key=lambda one: network.graph.numbers[hash(one[0])])
+        found.sort(key=lambda one: network.number(one[0]))
         leaves = [(f, v) for f, v in found if v.parent is None]
         others = f" ({len(leaves) - 1} other inputs or parameters are not finite either)" * bool(leaves[1:])
         causes: Dict[Tuple[str, str], Cause] = {}

@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import remedies
-from .batches import Batches
 from .causes import Note
 from .finite import SOFTMAX_OR_LOSS
 from .network import COMPARING, DIFFERENCES, Network
-from .target import Subject
+from .operands import Batches
 from .watching import Sight
 
 # Function that returns the numbers of a reshaped input, whose first axis is that of batches; None for others.
@@ -31,20 +30,20 @@ _ALIKE = 1e-3  # deviation of the rows of a batch, as a share of their size, tha
 _PROBABILITIES = {"BinaryCrossEntropy", "SigmoidCrossEntropy"}
 
 
-def notes(examined: Subject, network: Network, sights: Sequence[Sight]) -> Iterator[Note]:
+def notes(network: Network, sights: Sequence[Sight]) -> Iterator[Note]:
     """Note inputs with equal rows or lost columns, and functions that read inputs wrongly."""
 
     def fed(v: nn.Variable) -> Optional[NDArray[Any]]:
         # Functions that hand on all numbers in another shape.
         while remedies.is_a(v.parent, "Broadcast", "BroadcastTo", "Reshape", "Transpose"):
             v = v.parent.inputs[0]
-        return None if hash(v) in {*network.names, *network.never_filled} else examined.values(v)
+        return None if hash(v) in {*network.names, *network.never_filled} else network.examined.values(v)
 
     functions = network.graph.functions
-    for f in (f for f in functions if hash(f) in network.nodes and f.inputs):
+    for f in (f for f in functions if f in network.nodes and f.inputs):
         for text in _of(f, network, fed):
             yield Note("", [network.name(f)], f" {text}.")
-    alike = [f for f in network.weighted if all(s.variation.get(hash(f), 1.0) < _ALIKE for s in sights)]
+    alike = [f for f in network.weighted if all(s.variation.get(f, 1.0) < _ALIKE for s in sights)]
     # Of weights that start from 0, such as those of styles, rows differ later.
     starts = any(v.ndim > 1 and not v.d.any() for key, v in network.leaves.items() if key in network.names)
     # A choice, such as of entries of a codebook, moves with the first steps.
@@ -104,7 +103,7 @@ def _of(f: Any, network: Network, fed: Fed) -> Iterator[str]:
         axis = args["axis"]
         # Of a square, such as of pairs of images and texts, both axes are of samples.
         is_matrix = len(shape) == 2 and shape[0] != shape[1]
-        if axis == 0 and is_matrix and network.nodes[hash(f)].loss_section:
+        if axis == 0 and is_matrix and network.nodes[f].loss_section:
             yield "normalises over the first axis, which is that of samples: choose the axis of classes"
         is_map = remedies.is_a(scores, "Convolution", "Deconvolution")
         if is_map and axis not in (1, 1 - len(shape)) and not scores.info.args.get("channel_last"):

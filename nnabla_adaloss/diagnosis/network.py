@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from operator import attrgetter
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Set, Tuple
 
 import nnabla as nn
 
@@ -27,41 +27,42 @@ class Network:
     """Functions of a graph, with their names and storage formats."""
 
     def __init__(self, examined: Subject, storage: RoundedStorage) -> None:
-        self.graph, self.plan = graph, plan = examined.graph, examined.plan
+        self.examined, self.graph, self.plan = examined, examined.graph, examined.plan
+        graph, plan = self.graph, self.plan
         self._storage, self.never_filled = storage, examined.never_filled
         self.inputs = {hash(v): v for v in graph.leaves.values()}
         # Functions that backward starts from.
         self.roots = [graph.variables[p] for p in plan.roots]
         self.last = [v.parent for v in self.roots]
         self.positions = {name: number for number, name in enumerate(plan.labels)}
-        # Functions that backward visits, and leaves with a gradient, by key.
-        self.nodes = {hash(graph.functions[node.number]): node for node in plan.nodes}
+        # Functions that backward visits, in its order, and leaves with a gradient, by key.
+        self.nodes = {graph.functions[node.number]: node for node in plan.nodes}
         self.leaves = graph.by_key(plan.leaves)
-        self.trained = {key for key, node in self.nodes.items() if node.leaves}  # functions that read these
+        self.trained = {f for f, node in self.nodes.items() if node.leaves}  # functions that read these
         self.names = plan.names  # names of parameters, by key
-        products = [f for f in graph.functions if is_matrix_product(f.info.type_name)]
-        self.weighted = [f for f in products if hash(f.inputs[1]) in self.names]  # products with a parameter
+        self.products = {f for f in graph.functions if is_matrix_product(f.info.type_name)}
+        # Products with a parameter.
+        self.weighted = [f for f in self.in_order(self.products) if hash(f.inputs[1]) in self.names]
         self.readers: Dict[int, List[Any]] = {}
         for f in graph.functions:
             for v in f.inputs:
                 self.readers.setdefault(hash(v), []).append(f)
-        # Keys of the functions and of the leaves that the gradient of the loss reaches.
+        # Functions, and keys of leaves, that the gradient of the loss reaches.
         walked = self.walk([graph.functions[-1]], _differentiated)
-        reached = [f for f in walked if f.info.type_name != "Unlink"]
-        self.reached = set(map(hash, reached))
-        self.reached_leaves = {hash(v) for f in reached for v in _differentiated(f) if v.parent is None}
-
-    def function(self, key: int) -> Any:
-        """Function with a key."""
-        return self.graph.functions[self.graph.numbers[key]]
+        self.reached = {f for f in walked if f.info.type_name != "Unlink"}
+        self.reached_leaves = {hash(v) for f in self.reached for v in _differentiated(f) if v.parent is None}
 
     def keys(self, positions: Iterable[int]) -> List[int]:
         """Keys of variables."""
         return [self.graph.keys[p] for p in positions]
 
+    def number(self, f: Any) -> int:
+        """Number of a function in forward order."""
+        return self.graph.numbers[hash(f)]
+
     def name(self, f: Any) -> str:
-        """Name of a function, or of its key."""
-        return self.plan.labels[self.graph.numbers[hash(f)]]
+        """Name of a function."""
+        return self.plan.labels[self.number(f)]
 
     def called(self, v: nn.Variable) -> str:
         """Describe a variable."""
@@ -94,7 +95,7 @@ class Network:
             f = f.inputs[0].parent
         if f.info.type_name not in DIFFERENCES:
             return False
-        leaves = [{hash(w) for g in self.walk([v.parent]) for w in g.inputs} for v in f.inputs]
+        leaves = [read_by(self.walk([v.parent])) for v in f.inputs]
         own = [found & self.names.keys() for found in leaves]
         return all(leaves) and own[0] != own[1]  # a constant is no copy
 
@@ -140,8 +141,8 @@ class Network:
         waiting, seen = list(last), set()
         while waiting:
             f = waiting.pop()
-            if f is not None and hash(f) not in seen:
-                seen.add(hash(f))
+            if f is not None and f not in seen:
+                seen.add(f)
                 yield f
                 waiting += [v.parent for v in onward(f)]
 
@@ -152,12 +153,17 @@ class Network:
 
     def in_order(self, functions: Iterable[Any]) -> List[Any]:
         """Sort functions in forward order."""
-        return sorted(functions, key=lambda f: self.graph.numbers[hash(f)])
+        return sorted(functions, key=self.number)
 
 
 def _differentiated(f: Any) -> List[nn.Variable]:
     """Inputs of a function that get a gradient from it."""
     return [] if f.info.type_name == "Unlink" else [v for v in f.inputs if v.need_grad]
+
+
+def read_by(functions: Iterable[Any]) -> Set[int]:
+    """Keys of the variables that functions read."""
+    return {hash(v) for f in functions for v in f.inputs}
 
 
 def scope_of(parameter: str) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operands that make numbers of a batch large, small or 0."""
+"""Operands that make numbers large, small or 0, in one batch or in several."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from ..graph.functions import is_matrix_product
 from . import remedies
 from .causes import Cause
 from .network import NORMALIZATIONS, Network
-from .watching import Sight
+from .watching import Sight, largest
 
 _RAW = 64.0  # data above this magnitude are not normalized
 GROWN = 8.0  # factor of growth by weights from which it is reported
 FLOOR = 2.0**-13  # numbers below are changed by a floor that a remedy names
 NOT_ZERO = {"Log": 0, "PowScalar": 0, "Pow2": 0, "Div2": 1, "RDivScalar": 0}  # input that must not be 0
 DIVISIONS = {"Div2", "RDivScalar"}
+PRODUCTS = {"Mul2", "Div2"}
 CONSTANTS = {"AddScalar", "MaximumScalar", "Constant"}  # their constant may keep numbers away from 0
 
 
@@ -80,7 +81,7 @@ class Operands:
 
         def lost(g: Any) -> List[nn.Variable]:
             # A bias of 0 does not make a product 0.
-            operands = g.inputs[: 2 if is_matrix_product(g.info.type_name) else None]
+            operands = g.inputs[: 2 if g in self.network.products else None]
             found = [w for w in operands if count(w) >= max(least * w.size, 1.0)]
             return [w for w in found if count(w) == w.size] or found
 
@@ -93,7 +94,7 @@ class Operands:
     def negatives(self, f: Any) -> int:
         """Number of negative inputs of a function that is not defined for them."""
         power = f.info.args["val"] if f.info.type_name == "PowScalar" else 0.5
-        return self.sight.undefined.get(hash(f), 0) if power != int(power) else 0
+        return self.sight.undefined.get(f, 0) if power != int(power) else 0
 
     def overflow(self, f: Any, v: nn.Variable, subject: str, growth: Growth, reads: str = "") -> Cause:
         """Cause of a variable beyond its format that `f` computes or reads, enlarged by an operand."""
@@ -152,7 +153,7 @@ class Operands:
     def _difference(self, f: Any) -> str:
         """Clause about a difference that is below 0 as stored but not in fp32."""
         g = remedies.origin(f.inputs[0])
-        in_fp32 = not self.is_stored or self.in_fp32.undefined.get(hash(f))
+        in_fp32 = not self.is_stored or self.in_fp32.undefined.get(f)
         if in_fp32 or not remedies.is_a(g, "Sub2"):
             return ""
         largest = max(map(self.amax, g.inputs))
@@ -165,34 +166,33 @@ class Operands:
         zeros = [i for i, step in enumerate(steps) if not step.before]
         start = zeros[-1] if zeros else min(range(len(steps)), key=lambda i: steps[i].before)
         for g, before, after in reversed(steps[start:]):
-            for what, name, added in self._addends(g):
+            for added, growth in self._addends(g):
                 is_last = steps[-1].before < GROWN * after  # nothing behind it makes numbers far larger
                 if is_last and 2.0 * abs(added) > after > 2.0 * before:
-                    remedy = remedies.SMALLER_BIAS if name else remedies.SMALLER_CONSTANT
-                    return Growth(f"; {what}{name} reaches {added:.3g}", (name,) * bool(name), remedy)
-        growth, first = self.growth(steps[start:], "numbers"), steps[0].function
-        large = [v for v in first.inputs if v.parent is None and self.amax(v) == steps[0].before > _RAW]
-        if large and not growth.clause:
-            # A function's own inputs are told by `reads`.
-            clause = f"; {self.network.called(large[0])} reaches {self.amax(large[0]):.3g}" * (first is not f)
-            return Growth(clause, remedy=remedies.NORMALISE_DATA)
-        names = self.network.parameters(first.inputs)
+                    return growth
+        growth, first, network = self.growth(steps[start:], "numbers"), steps[0].function, self.network
+        if growth.clause:
+            return growth
+        for v in first.inputs:
+            if v.parent is None and self.amax(v) == steps[0].before > _RAW:
+                # A function's own inputs are told by `reads`.
+                clause = f"; {network.called(v)} reaches {self.amax(v):.3g}" * (first is not f)
+                return Growth(clause, remedy=remedies.NORMALISE_DATA)
         largest = max(first.inputs, key=self.amax, default=None)
-        is_start = len(names) == len(first.inputs) and not growth.clause
+        is_start = len(network.parameters(first.inputs)) == len(first.inputs)
         # Numbers that begin as parameters, and are as large.
         if largest is not None and is_start and 2.0 * self.amax(largest) > steps[-1].before:
-            clause = f"; {self.network.called(largest)} reaches {_extreme(largest):.3g}"
-            return Growth(clause, self.network.parameters([largest]), remedies.SMALLER_START)
-        return growth
+            clause = f"; {network.called(largest)} reaches {_extreme(largest):.3g}"
+            return Growth(clause, network.parameters([largest]), remedies.SMALLER_START)
+        return Growth()
 
     def shifted(self, v: nn.Variable) -> Growth:
         """Bias or constant that most of the mean of a variable's numbers comes from."""
         seen = self.in_fp32.data.get(hash(v))
         mean = seen.sum / seen.count if seen and seen.count else 0.0
-        for what, name, added in self._addends(v.parent) if v.parent is not None else ():
+        for added, growth in self._addends(v.parent) if v.parent is not None else ():
             if 0.5 * abs(mean) < abs(added) < 2.0 * abs(mean) and added * mean > 0.0:
-                remedy = remedies.SMALLER_BIAS if name else remedies.SMALLER_CONSTANT
-                return Growth(f"; {what}{name} reaches {added:.3g}", (name,) * bool(name), remedy)
+                return growth
         return Growth()
 
     def shrunk(self, f: Any) -> Growth:
@@ -225,7 +225,7 @@ class Operands:
         steps: List[Step] = []
         while f is not None:
             readers = (g for v in f.outputs for g in network.readers.get(hash(v), ()))
-            behind = max((g for g in readers if hash(g) in network.nodes), key=self.gradient, default=None)
+            behind = max((g for g in readers if g in network.nodes), key=self.gradient, default=None)
             if behind is not None:
                 steps.insert(0, Step(behind, self.gradient(behind), self.gradient(f)))
             f = behind
@@ -266,14 +266,16 @@ class Operands:
             remedy = remedies.VANISHING if name else remedies.TOO_SMALL
         return Growth(f"; {factor}{name} {makes}", (name,) * bool(name), remedy)
 
-    def _addends(self, f: Any) -> Iterator[Tuple[str, str, float]]:
-        """Constants and parameters that a function adds, in words and by name, and their extremes."""
+    def _addends(self, f: Any) -> Iterator[Tuple[float, Growth]]:
+        """Extremes of the constants and parameters that a function adds, and the growth by each."""
         if f.info.type_name == "AddScalar":
-            yield f"the constant of {self.network.name(f)}", "", f.info.args["val"]
+            clause = f"; the constant of {self.network.name(f)} reaches {f.info.args['val']:.3g}"
+            yield f.info.args["val"], Growth(clause, remedy=remedies.SMALLER_CONSTANT)
         for v in map(repeated, f.inputs[1:]):
             name = self.network.names.get(hash(v), "")
             if name and (v.ndim == 1 or name.endswith("beta") or f.info.type_name == "Add2"):
-                yield "the bias ", name, _extreme(v)
+                clause = f"; the bias {name} reaches {_extreme(v):.3g}"
+                yield _extreme(v), Growth(clause, (name,), remedies.SMALLER_BIAS)
 
     def _factor(self, f: Any, growth: float) -> Tuple[str, str, str]:
         """Operand by which a function enlarges numbers: in words, by name, and a remedy; empty for none."""
@@ -295,6 +297,51 @@ class Operands:
         if kind == "Div2":
             return f"the division by {network.called(f.inputs[1])}", "", remedies.AWAY
         return f"the product with {network.called(f.inputs[1])}" if kind == "Mul2" else "", "", ""
+
+
+class Batches:
+    """Largest magnitudes over some batches, and the operands of the first one."""
+
+    def __init__(self, network: Network, sights: Sequence[Sight]) -> None:
+        self._network, self._sights, self._first = network, sights, Operands(network, sights[0])
+
+    def largest(self, v: nn.Variable) -> float:
+        """Largest magnitude of a variable; infinite if it is unknown."""
+        known = (s.data.get(hash(v)) for s in self._sights)
+        return max((math.inf if one is None else one.abs_max for one in known), default=math.inf)
+
+    def gradient(self, positions: Sequence[int]) -> float:
+        """Largest magnitude in gradients of variables; infinite if one is not finite."""
+        return largest(s.gradients.get(k) for s in self._sights for k in self._network.keys(positions))
+
+    def factors(self, f: Any) -> List[nn.Variable]:
+        """Inputs that a function multiplies by."""
+        kind, names = f.info.type_name, self._network.names
+        if kind in NORMALIZATIONS:
+            return [v for v in f.inputs if names.get(hash(v), "").endswith("gamma")]
+        return f.inputs[:2] if kind in PRODUCTS or f in self._network.products else []
+
+    def zero_factors(self, f: Any) -> List[nn.Variable]:
+        """Inputs of zeros that a function multiplies by."""
+        return [v for v in self.factors(f) if not self.largest(v)]
+
+    def is_disjoint(self, f: Any) -> bool:
+        """True for a product of 0 although neither factor is: a mask opens only places of zeros."""
+        is_zero = remedies.is_a(f, "Mul2") and not self.largest(f.outputs[0])
+        return is_zero and all(map(self.largest, f.inputs))
+
+    def zero_origin(self, v: nn.Variable) -> nn.Variable:
+        """Origin of zeros that are only repeated or reshaped."""
+        while v.parent is not None:
+            kind, read = v.parent.info.type_name, v.parent.inputs
+            # A product with zeros is 0, if its bias is 0, too.
+            if v.parent in self._network.products:
+                read = self.zero_factors(v.parent)[:1]
+            read = read[1:2] if kind == "Embed" else read
+            if [self.largest(w) for w in read] != [0.0]:
+                break
+            v = read[0]
+        return v
 
 
 def _extreme(v: nn.Variable) -> float:

@@ -26,9 +26,11 @@ from ..graph.hooks import Hook
 from ..graph.loss import LossLike
 from ..graph.plan import GraphPlan
 from .network import Network, scope_of
-from .target import Subject
+from .watching import Sight
 
-Forward = Callable[[], None]
+Forward = Callable[..., None]
+"""Runs forward, of a loss, the index of a batch, and a post hook."""
+
 Gradients = Dict[int, NDArray[Any]]
 """Gradients of outputs and weights of layers, by key, as a pass has stored them, divided by their scales."""
 
@@ -91,10 +93,10 @@ def parameter_layers(graph: Graph, plan: GraphPlan) -> List[Layer]:
 
 
 class NoBackward(ValueError):
-    """A function on a gradient's path has no backward: `function` is its key, `told` nnabla's reason."""
+    """A function on a gradient's path has no backward: `told` is nnabla's reason."""
 
     def __init__(self, f: Any, told: str) -> None:
-        self.function, self.told = hash(f), told
+        self.function, self.told = f, told
         kind = type_name_of(f.info.type_name)
         super().__init__(f"{kind} has no backward: nothing before it can be trained")
 
@@ -102,22 +104,33 @@ class NoBackward(ValueError):
 class Passes:
     """Runs forward, with the same random numbers each time, and backward; keeps gradients of layers."""
 
-    def __init__(self, layers: Sequence[Layer]) -> None:
+    def __init__(self, layers: Sequence[Layer], forward: Forward) -> None:
+        self.layers, self._forward = layers, forward
         self._outputs = {key: v for layer in layers for key, v in layer.outputs.items()}
         self._weights = {key: v for layer in layers for key, v in layer.weights.items()}
         # Each use of a weight is a variable of its own, with the same gradient.
         self._key_of_grad = {hash(v.grad): key for key, v in self._weights.items()}
 
+    def observe(self, loss: LossLike, index: int, sight: Sight, *, round_gradients: bool = True) -> None:
+        """Show a batch's forward and backward to an observer."""
+        post, pre = sight.after_forward, sight.before_backward
+        self.with_one_scale(loss, index, round_gradients=round_gradients, post=post, pre=pre)
+        sight.end()
+
     def with_one_scale(
         self,
-        forward: Forward,
         loss: LossLike,
+        index: int = 0,
         scale: float = 1.0,
-        pre: Optional[Hook] = None,
         *,
         round_gradients: bool = True,
+        post: Optional[Hook] = None,
+        pre: Optional[Hook] = None,
     ) -> Gradients:
-        """Run backward of a Variable or its emulation, which can leave gradients in fp32; with a pre hook."""
+        """Run a batch with a Variable or its emulation, which can leave gradients in fp32.
+
+        Calls `post` after each function of forward, and `pre` before each of backward.
+        """
         storage: Optional[RoundedStorage] = getattr(loss, "emulated_storage", None)
         backward: Any = loss.backward
         if not round_gradients:
@@ -135,18 +148,19 @@ class Passes:
                     is_beyond = np.abs(sums[key] - before) > storage.gradient_format(key, v.size).max
                     beyond[key] = beyond.get(key, False) | is_beyond
 
+        forward = partial(self._forward, loss, index, post)
         arrays = self._run(forward, partial(backward, scale, function_post_hook=note_parts), pre)
         for key, parts in beyond.items():
             arrays[key][parts] = np.inf
         return {key: array.astype(np.float64) / scale for key, array in arrays.items()}
 
-    def adaptive(self, forward: Forward, scaling: AdaptiveLossScaling, iteration: int) -> Gradients:
-        """Run backward with measured scales until they fit, as the updater does."""
+    def adaptive(self, scaling: AdaptiveLossScaling, index: int) -> Gradients:
+        """Run a batch with measured scales until they fit, as the updater does."""
         arrays: Gradients = {}
 
         def run_pass(again: bool) -> None:
-            backward = partial(scaling.backward, None, iteration=iteration, rerun=again)
-            arrays.update(self._run(forward, backward))
+            backward = partial(scaling.backward, None, iteration=index, rerun=again)
+            arrays.update(self._run(partial(self._forward, scaling.loss, index), backward))
 
         scaling.guard.begin()
         scaling.guard.begin_batch(first=True)
@@ -280,35 +294,32 @@ class Tally:
 class FormatTrial:
     """Trial of each way of scaling in one format, given the largest magnitude of each gradient, by key."""
 
-    def __init__(
-        self, examined: Subject, layers: Sequence[Layer], emulation: FormatEmulation, amaxes: Dict[int, float]
-    ) -> None:
+    def __init__(self, passes: Passes, emulation: FormatEmulation, amaxes: Dict[int, float]) -> None:
         u_max = emulation.precisions.narrowest.stored_gradients.max
         # Gradients in the float tail stay fp32.
         stored = emulation.emulated_storage.rounded_gradients()
         limits = ((size, u_max if key in stored else FLOAT32.max) for key, size in amaxes.items() if size)
         one = min((HistoryPolicy().scale(size, u_max=limit) for size, limit in limits), default=1.0)
         self.scales: Dict[Way, float] = {Way.NONE: 1.0, Way.CONSTANT: 65536.0, Way.ONE: one}
-        keys = [key for layer in layers for key in layer.weights or layer.outputs]
+        keys = [key for layer in passes.layers for key in layer.weights or layer.outputs]
         self.floor, self.ways = Tally(keys), {way: Tally(keys) for way in Way}
-        self._examined, self._passes = examined, Passes(layers)
-        self._emulation, self._adaptive = emulation, AdaptiveLossScaling(emulation)
+        self._passes, self._emulation, self._adaptive = passes, emulation, AdaptiveLossScaling(emulation)
         # By way and key: elements that were nonzero before a gradient was rounded, and their fate.
         self._rounded: Dict[Way, Dict[int, CounterOf[str]]] = {way: {} for way in Way}
 
     def compare(self, index: int, in_fp32: Gradients) -> None:
         """Compare every way of scaling on one batch."""
-        forward = partial(self._examined.forward, self._emulation, index)
+        passes, emulation = self._passes, self._emulation
         # From the same activations: all losses come from storing gradients.
-        unstored = self._passes.with_one_scale(forward, self._emulation, round_gradients=False)
+        unstored = passes.with_one_scale(emulation, index, round_gradients=False)
         self.floor.add(unstored, in_fp32)
         for way, tally in self.ways.items():
             if way is Way.ADAPTIVE:
-                stored = self._passes.adaptive(forward, self._adaptive, index)
+                stored = passes.adaptive(self._adaptive, index)
             else:
-                stored = self._passes.with_one_scale(forward, self._emulation, self.scales[way])
+                stored = passes.with_one_scale(emulation, index, self.scales[way])
             tally.add(stored, in_fp32, unstored)
-            for key, seen in self._emulation.emulated_storage.gradients.items():
+            for key, seen in emulation.emulated_storage.gradients.items():
                 counted = self._rounded[way].setdefault(key, Counter())
                 counted.update(nonzero=seen.nonzero, underflow=seen.underflowed, overflow=seen.overflowed)
 
@@ -320,20 +331,20 @@ class FormatTrial:
         """First function of each branch in whose backward most of a layer's loss occurs, or a loss begins."""
         what, counts = "overflow" if effect.overflow else "underflow", self._rounded[way]
         gone = {key for key, counted in counts.items() if not counted["nonzero"] > counted["underflow"]}
-        behind = {hash(f): f for f in network.behind(layer.outputs or layer.weights)}
+        behind = dict.fromkeys(network.behind(layer.outputs or layer.weights))
 
         def onward(f: Any) -> List[nn.Variable]:
-            if hash(f) not in behind or gone.issuperset(map(hash, f.outputs)):
+            if f not in behind or gone.issuperset(map(hash, f.outputs)):
                 return []
-            return [v for v in f.inputs if hash(v.parent) in behind]
+            return [v for v in f.inputs if v.parent in behind]
 
         def first(least: float) -> List[Any]:
             losing = {key for key, one in counts.items() if one[what] > least * one["nonzero"]}
-            ends = {hash(f) for f in behind.values() if not losing.isdisjoint(map(hash, onward(f)))}
-            walked = network.walk(network.last, lambda f: [] if hash(f) in ends else onward(f))
+            ends = {f for f in behind if not losing.isdisjoint(map(hash, onward(f)))}
+            walked = network.walk(network.last, lambda f: [] if f in ends else onward(f))
             lost = losing & layer.weights.keys()  # or in the backward of the layer
-            own = (f for f in behind.values() if not lost.isdisjoint(map(hash, f.inputs)))
-            return [f for f in walked if hash(f) in ends] or list(own)
+            own = (f for f in behind if not lost.isdisjoint(map(hash, f.inputs)))
+            return [f for f in walked if f in ends] or list(own)
 
         if effect.overflow:
             return network.listed(first(0.0))

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, Dict, Iterator, List, Sequence, Set, Tuple
 
 import numpy as np
@@ -13,12 +12,11 @@ from ..core.formats import Format
 from ..emulation import FormatEmulation
 from ..graph.loss import LossLike
 from . import remedies
-from .batches import PRODUCTS
 from .causes import Cause, listed
 from .finite import SOFTMAX, SOFTMAX_OR_LOSS
 from .network import NORMALIZATIONS, Network
+from .operands import PRODUCTS
 from .passes import Gradients, Layer, Passes, Tally
-from .target import Subject
 from .untrained import alike_weights
 from .watching import Sight, largest
 
@@ -37,13 +35,13 @@ _COMPARING = {*SOFTMAX_OR_LOSS, *NORMALIZATIONS}
 class RoundingNoise:
     """Comparison of all batches in fp32 with numbers of 21 bits."""
 
-    def __init__(self, examined: Subject, network: Network, layers: Sequence[Layer], passes: Passes) -> None:
-        self._examined, self._network, self._layers, self._passes = examined, network, layers, passes
-        loss = examined.loss
+    def __init__(self, network: Network, passes: Passes) -> None:
+        self._network, self._passes, self._layers = network, passes, passes.layers
+        self._loss = loss = network.examined.loss
         self._finer = FormatEmulation(loss, _FINER)
         # Loss of the exact gradients: of a carried state, what readers have read, as with any storage.
-        self.exact: LossLike = FormatEmulation(loss, _EXACT) if examined.carries_state else loss
-        self._finely = Tally(key for layer in layers for key in layer.weights)
+        self.exact: LossLike = FormatEmulation(loss, _EXACT) if network.examined.carries_state else loss
+        self._finely = Tally(key for layer in self._layers for key in layer.weights)
         self._amplifies = False
         self.gradients: Set[int] = set()  # parameters whose gradients are rounding errors, after all batches
         self._sights: Sequence[Sight] = ()
@@ -51,18 +49,17 @@ class RoundingNoise:
 
     def compare_forward(self, in_fp32: Sight) -> None:
         """Find the functions in the first batch."""
-        network, finely = self._network, Sight(self._network.leaves.values(), self._examined.kernels, in_fp32)
-        self._examined.forward(self._finer, 0, finely.after_forward)
+        network, finely = self._network, Sight(self._network, in_fp32)
+        network.examined.forward(self._finer, 0, finely.after_forward)
         # Errors of 21 bits nearly as large as the numbers: those of fp32 are a quarter of it.
-        jumps = [f for f in finely.jumps(network, _NOISE / 100.0, 0.7) if hash(f) in network.nodes]
+        jumps = [f for f in finely.jumps(_NOISE / 100.0, 0.7) if f in network.nodes]
         found = [f for f in jumps if remedies.is_a(f, *_SUMS, *NORMALIZATIONS)]
         self.functions = [f for f in found if not network.is_copy(f)]
 
     def compare(self, index: int, in_fp32: Gradients, loss: float) -> None:
         """Compare the gradients of a batch."""
-        forward = partial(self._examined.forward, self._finer, index)
-        self._finely.add(self._passes.with_one_scale(forward, self._finer), in_fp32)
-        self._amplifies |= abs(float(self._examined.loss.d) - loss) > _AMPLIFIED * abs(loss)
+        self._finely.add(self._passes.with_one_scale(self._finer, index), in_fp32)
+        self._amplifies |= abs(float(self._loss.d) - loss) > _AMPLIFIED * abs(loss)
 
     def end(self, sights: Sequence[Sight]) -> None:
         """Find the gradients, after all batches."""
@@ -95,8 +92,8 @@ class RoundingNoise:
         layers = [layer for layer in self._layers if layer.name in names]
         cuts = set() if alike else self._cuts(layers)
         # Not layers before a difference of equal networks, as of a student and its teacher: 0 at the start.
-        differences = {key for key in cuts if network.is_copy(network.function(key))}
-        layers = [layer for layer in layers if differences.isdisjoint(map(hash, self._behind(layer)))]
+        differences = set(filter(network.is_copy, cuts))
+        layers = [layer for layer in layers if differences.isdisjoint(self._behind(layer))]
         spoils = tuple(layer.name for layer in layers)
         if not layers:
             return
@@ -116,10 +113,10 @@ class RoundingNoise:
         is_vector = all(max(v.shape, default=1) == v.size for v in layer.weights.values())
         return is_vector and remedies.is_a(self._first_reader(layer), *NORMALIZATIONS)
 
-    def _cancelled(self, layer: Layer, cuts: Set[int]) -> Tuple[str, str]:
+    def _cancelled(self, layer: Layer, cuts: Set[Any]) -> Tuple[str, str]:
         """Clause about the functions that make rounding errors of a layer's gradient, and a remedy."""
         network, reader = self._network, self._first_reader(layer)
-        own = [f for f in self._behind(layer) if hash(f) in cuts]
+        own = [f for f in self._behind(layer) if f in cuts]
         if own and remedies.is_a(own[0], *_COMPARING):
             is_softmax = remedies.is_a(own[0], *SOFTMAX)
             remedy = remedies.MEAN_OF_SOFTMAX if is_softmax else remedies.MEAN_OF_NORMALIZED
@@ -150,11 +147,11 @@ class RoundingNoise:
         others = (f for f in self._behind(layer) if layer.outputs.keys().isdisjoint(map(hash, f.outputs)))
         return next((f for f in others if f.info.type_name not in _LINEAR), None)
 
-    def _cuts(self, layers: Sequence[Layer]) -> Set[int]:
-        """Keys of the functions that make rounding errors of a gradient on its way to some layers."""
-        examined, network, finer = self._examined, self._network, self._finer
+    def _cuts(self, layers: Sequence[Layer]) -> Set[Any]:
+        """Functions that make rounding errors of a gradient on its way to some layers."""
+        network = self._network
         starts = [key for layer in layers for key in layer.outputs or layer.weights]
-        behind = [f for f in network.behind(starts) if hash(f) in network.nodes]
+        behind = [f for f in network.behind(starts) if f in network.nodes]
         outputs = {hash(v) for f in behind for v in f.outputs}
         compared = outputs & {*network.readers, *map(hash, network.roots)}
         exact: Dict[int, NDArray[Any]] = {}
@@ -169,8 +166,7 @@ class RoundingNoise:
                 if not np.linalg.norm(gradient - wanted) < _NOISE * np.linalg.norm(wanted):
                     noise.add(key)
 
-        forward = partial(examined.forward, self.exact, 0)
-        self._passes.with_one_scale(forward, self.exact, pre=lambda f: exact.update(read(f)))
-        self._passes.with_one_scale(partial(examined.forward, finer, 0), finer, pre=compare)
+        self._passes.with_one_scale(self.exact, pre=lambda f: exact.update(read(f)))
+        self._passes.with_one_scale(self._finer, pre=compare)
         exactly = noise.isdisjoint
-        return {hash(f) for f in behind if exactly(map(hash, f.outputs)) and not exactly(map(hash, f.inputs))}
+        return {f for f in behind if exactly(map(hash, f.outputs)) and not exactly(map(hash, f.inputs))}

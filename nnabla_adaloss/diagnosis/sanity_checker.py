@@ -102,18 +102,19 @@ class SanityChecker:
         scaling: AdaptiveLossScaling = self._updater.scaling
         graph = Graph(scaling.variable)
         layers = layers_of(graph, GraphPlan(graph, names=scaling.plan.names))
-        passes, kernels = Passes(layers), select_kernels(scaling.variable.parent.context)
+        kernels = select_kernels(scaling.variable.parent.context)
         unlearn = partial(scaling.load_state_dict, scaling.state_dict())
         with preserved(graph, kernels) as again, restored(unlearn):
 
-            def forward() -> None:
+            def forward(*_: Any) -> None:
                 again(data=True)  # forward writes to leaves: a carried state, running statistics
                 scaling.loss.forward()
 
-            in_fp32 = passes.with_one_scale(forward, scaling.variable)
-            without = passes.with_one_scale(forward, scaling.loss, scaling.loss_scale)
-            with_alpha = passes.adaptive(forward, scaling, scaling.iteration)
-            again_in_fp32 = passes.with_one_scale(forward, scaling.variable)
+            passes = Passes(layers, forward)
+            in_fp32 = passes.with_one_scale(scaling.variable)
+            without = passes.with_one_scale(scaling.loss, scale=scaling.loss_scale)
+            with_alpha = passes.adaptive(scaling, scaling.iteration)
+            again_in_fp32 = passes.with_one_scale(scaling.variable)
         tallies = [Tally(in_fp32) for _ in range(3)]
         for tally, stored in zip(tallies, (with_alpha, without, again_in_fp32)):
             tally.add(stored, in_fp32)

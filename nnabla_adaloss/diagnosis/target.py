@@ -22,7 +22,7 @@ from ..kernels import select_kernels
 from ..updaters.settings import keep_data
 from ..updaters.solvers import check_solver, has
 from . import remedies
-from .causes import Note, listed
+from .causes import Cause, Note, listed
 from .preserved import preserved
 
 Feeder = Callable[[], Any]
@@ -77,10 +77,9 @@ class Subject:
         self.kernels = select_kernels(self.loss.parent.context)
         self._count = 1 if feeder is None else batches
         self._batches: List[Dict[int, NDArray[Any]]] = []
-        self._flushed: Dict[int, float] = {}  # least magnitude that forward reads, by key of an input
+        self.flushed: Dict[int, float] = {}  # least magnitude that forward reads of an input, by key
         self.written: Set[str] = set()  # parameters that the feeder writes, such as a moving average's
-        # Number of an embedding that is fed an index beyond its table, and this in words: nothing can be run.
-        self.beyond: Optional[Tuple[int, str]] = None
+        self.beyond: Optional[Cause] = None  # an index beyond the table of an embedding: nothing can be run
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -102,13 +101,9 @@ class Subject:
         """Run a batch through `self.loss`, or an emulation of it, with the same random numbers each time."""
         for position, v in self._inputs.items():
             x = self._batches[index][position]
-            v.d = np.where(np.abs(x) < self._flushed[hash(v)], 0.0, x) if hash(v) in self._flushed else x
+            v.d = np.where(np.abs(x) < self.flushed[hash(v)], 0.0, x) if hash(v) in self.flushed else x
         self._draw_again()
         loss.forward(function_post_hook=hook)
-
-    def flush(self, v: nn.Variable, least: float) -> None:
-        """Have forward read numbers of an input below `least` as 0."""
-        self._flushed[hash(v)] = least
 
     def values(self, v: nn.Variable) -> Optional[NDArray[Any]]:
         """Numbers of an input in all batches, along a new first axis; None if it cannot be fed."""
@@ -134,6 +129,7 @@ class Subject:
     def _record(self) -> None:
         own: Dict[int, nn.Variable] = {}
         rates: List[float] = []
+        beyond: Optional[Tuple[int, str]] = None
         for index in range(self._count):
             if self._feeder is not None:
                 before = {name: v.d.copy() for name, v in self.parameters.items()}
@@ -161,7 +157,7 @@ class Subject:
                 never = [v for v in own.values() if not (v.data.zeroing or v.data.modification_count)]
             elif hash(loss) != hash(self.loss) and graph.description(names) != description:
                 continue
-            self.beyond = self.beyond or _beyond_its_table(graph)
+            beyond = beyond or _beyond_its_table(graph)
             self._batches.append({p: np.array(v.data.get_data("r")) for p, v in inputs.items()})
         self.graph = Graph(self.loss)
         # All parameters, also those without a gradient, which no solver has; by the solver's names first.
@@ -169,6 +165,8 @@ class Subject:
         known = (v for v in self.graph.leaves.values() if hash(v.data) in registered)
         others = {hash(v): registered[hash(v.data)] for v in known}
         self.plan = GraphPlan(self.graph, names={**others, **names_of(self.parameters)})
+        if beyond is not None:
+            self.beyond = Cause("index_beyond", self.plan.labels[beyond[0]], beyond[1], remedies.INDICES)
         # True if forward writes to a leaf that backward reads: NNabla's gradients are other ones then.
         self.carries_state = bool(_carried(self.graph))
         first, *others_fed = self._batches
@@ -184,9 +182,8 @@ class Subject:
         self.unfed = self._unfed(self.never_filled | zero)
         notes = []
         if self._feeder is None or not self.fed:
-            why = "No feeder was given"
-            if self._feeder is not None:
-                why = f"The feeder has changed no input in {len(self._batches)} batches"
+            unchanged = f"The feeder has changed no input in {len(self._batches)} batches"
+            why = "No feeder was given" if self._feeder is None else unchanged
             notes.append(f"{why}: this is about what the inputs hold now.")
         start, end = (rates or [0.0])[0], self._learning_rate()
         self.warms_up = bool(rates) and end > start

@@ -9,26 +9,25 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 import nnabla as nn
 import numpy as np
 
-from ..graph.functions import is_matrix_product
 from ..updaters.solvers import has
 from . import remedies
 from .causes import Cause, Note, listed
-from .network import DIFFERENCES, Network, scope_of
-from .target import Subject, input_name
+from .network import DIFFERENCES, Network, read_by, scope_of
+from .target import input_name
 
 # Functions with steps that nnabla passes no gradient through.
 _COMPARISONS = ("Greater", "Less", "Equal", "NotEqual", "Logical")
 _STEPS = ("OneHot", "SearchSorted", *_COMPARISONS)
 
 
-def untrained(examined: Subject, network: Network) -> Iterator[Cause]:
+def untrained(network: Network) -> Iterator[Cause]:
     """Parameters that a solver has but does not train."""
-    solver, parameters = examined.solver, examined.parameters
+    solver, parameters = network.examined.solver, network.examined.parameters
     if solver is not None and not parameters:
         what = "it has no parameters, so that it trains nothing"
         yield Cause("empty_solver", "The solver", what, "call solver.set_parameters(nn.get_parameters())")
         return
-    missed = _missed(examined, network)
+    missed = _missed(network)
     if missed and (solver is not None or not network.reached_leaves):
         whose = "of the solver's parameters" if solver is not None else "parameters"
         told = f"{len(missed)} {whose}: {listed([*missed])}"
@@ -39,14 +38,16 @@ def untrained(examined: Subject, network: Network) -> Iterator[Cause]:
             place, how, remedy = cut
             what = f"its output {how}, and no gradient gets to"
         elif nothing and network.graph.positions.keys().isdisjoint(missed.values()):
-            has_others = not network.leaves.keys() <= examined.fed  # data with a gradient are no parameters
+            # Data with a gradient are no parameters.
+            has_others = not network.leaves.keys() <= network.examined.fed
             remedy = remedies.OTHERS if has_others else remedies.NOT_DERIVED
         yield Cause("untrained", place, f"{what} {told}", remedy, nothing, parameters=(*missed,))
 
 
-def notes(examined: Subject, network: Network) -> Iterator[Note]:
+def notes(network: Network) -> Iterator[Note]:
     """Note parameters without a solver, or, for a loss alone, without a gradient: perhaps on purpose."""
-    missed = _missed(examined, network) if examined.solver is None and network.reached_leaves else {}
+    examined = network.examined
+    missed = _missed(network) if examined.solver is None and network.reached_leaves else {}
     if missed:
         cut = _cut(network, missed)
         where = "" if cut is None else f"; the gradient stops at {cut[0]}, whose output {cut[1]}"
@@ -90,32 +91,31 @@ def alike_weights(network: Network) -> List[str]:
     # Each unit of a depthwise convolution reads numbers of its own.
     mixing = (f for f in network.weighted if not f.info.type_name.startswith("Depthwise"))
     trained = (f for f in mixing if f.inputs[1].need_grad)
-    alike = {hash(f): f for f in trained if np.ptp(f.inputs[1].d) == 0.0 != f.inputs[1].d.flat[0]}
-
-    def is_product(f: Any) -> bool:
-        return is_matrix_product(f.info.type_name)
+    alike = {f for f in trained if np.ptp(f.inputs[1].d) == 0.0 != f.inputs[1].d.flat[0]}
 
     def stay(f: Any) -> bool:
-        behind = network.behind(map(hash, f.outputs), lambda g: not is_product(g))
-        readers = [g for g in behind if is_product(g) and hash(g) != hash(f)]
+        behind = network.behind(map(hash, f.outputs), lambda g: g not in network.products)
+        readers = {g for g in behind if g in network.products} - {f}
         several = f.outputs[0].shape[1 if "onvolution" in f.info.type_name else -1] > 1
-        return several and bool(readers) and all(hash(g) in alike for g in readers)
+        return several and bool(readers) and readers <= alike
 
-    return list(dict.fromkeys(network.names[hash(f.inputs[1])] for f in filter(stay, alike.values())))
+    return list(
+        dict.fromkeys(network.names[hash(f.inputs[1])] for f in filter(stay, network.in_order(alike)))
+    )
 
 
-def _missed(examined: Subject, network: Network) -> Dict[str, int]:
+def _missed(network: Network) -> Dict[str, int]:
     """Parameters that need a gradient and get none from this loss."""
-    solver, registered = examined.solver, nn.get_parameters(grad_only=False)
+    examined, registered = network.examined, nn.get_parameters(grad_only=False)
     # With `fix_parameters=True` the graph's leaf needs no gradient, which solvers cannot see.
     frozen = {hash(v) for v in (*network.graph.leaves.values(), *registered.values()) if not v.need_grad}
-    wanted = registered if solver is None else examined.parameters
-    if solver is None and not network.reached_leaves:
+    wanted = registered if examined.solver is None else examined.parameters
+    if examined.solver is None and not network.reached_leaves:
         return {name: key for key, name in network.plan.names.items() if key not in frozen}
     got = network.reached_leaves | frozen  # a solver's parameters have no order
     # A bias before nn.grad has no effect.
     ended = network.walk(f for f in network.graph.functions if f.info.type_name == "GradEndFunction")
-    got |= {hash(v) for f in ended for v in f.inputs}
+    got |= read_by(ended)
     # An average, some of whose parameters are as they were, or nothing yet.
     averages = {name.partition("/")[0] for name in examined.written}
     unwritten = sorted(name for name in wanted if name.partition("/")[0] not in averages)
@@ -123,7 +123,7 @@ def _missed(examined: Subject, network: Network) -> Dict[str, int]:
     # For a loss alone the parameters to train are unknown: a discriminator's loss reaches no generator, and a
     # frozen part has no gradient on purpose. Then those between trained layers and behind a variable with
     # need_grad=False count, or all if data reaches trained layers only through parts that are cut off.
-    if solver is None and not _cut_from_data(examined, network):
+    if examined.solver is None and not _cut_from_data(network):
         walked = network.walk([v.parent for v in _cut_off(network) if _is_only_data(network, v)], _linked)
         disabled = network.walk(filter(_is_disabled, walked), _linked)
         # A comparison is not part of a teacher, nor a choice that trained layers read, as a critic's do.
@@ -132,23 +132,23 @@ def _missed(examined: Subject, network: Network) -> Dict[str, int]:
         chooses = (g for g in before if g.info.type_name == "OneHot" and _meets_weights(network, g))
         apart = (*disabled, *network.walk(compares, _enabled), *network.walk(chooses, _linked))
         # Leaves that are read without a gradient, together with outputs of trained layers.
-        outputs = (hash(v) for f in network.graph.functions if hash(f) in network.reached for v in f.outputs)
-        beside = [f for f in network.behind(outputs) if hash(f) not in network.reached]
+        outputs = (hash(v) for f in network.graph.functions if f in network.reached for v in f.outputs)
+        beside = [f for f in network.behind(outputs) if f not in network.reached]
         counted = {hash(v) for f in beside for v in f.inputs if v.parent is None}
-        counted.update(hash(v) for f in apart for v in f.inputs)
+        counted |= read_by(apart)
         missed = {name: key for name, key in missed.items() if key in counted}
     return missed
 
 
 def _is_only_data(network: Network, v: nn.Variable) -> bool:
     """True if trained parameters are applied to nothing else; a target or a fake is cut off on purpose."""
-    behind = set(map(hash, network.behind([hash(v)])))
-    return any(behind.issuperset(map(hash, network.readers[key])) for key in network.leaves)
+    behind = set(network.behind([hash(v)]))
+    return any(behind.issuperset(network.readers[key]) for key in network.leaves)
 
 
 def _meets_weights(network: Network, f: Any) -> bool:
     """True if a trained layer depends on a function; a label meets only the loss."""
-    return not network.trained.isdisjoint(map(hash, network.behind([hash(f.outputs[0])])))
+    return not network.trained.isdisjoint(network.behind([hash(f.outputs[0])]))
 
 
 def _linked(f: Any) -> List[nn.Variable]:
@@ -180,26 +180,27 @@ def _is_disabled(f: Any) -> bool:
 
 def _cut_off(network: Network) -> Iterator[nn.Variable]:
     """Outputs that functions on the gradient's path read without handing it on."""
-    read = (v for f in network.graph.functions if hash(f) in network.reached for v in f.inputs)
-    return (v for v in read if v.parent is not None and hash(v.parent) not in network.reached)
+    read = (v for f in network.graph.functions if f in network.reached for v in f.inputs)
+    return (v for v in read if v.parent is not None and v.parent not in network.reached)
 
 
-def _cut_from_data(examined: Subject, network: Network) -> bool:
+def _cut_from_data(network: Network) -> bool:
     """True if trained layers read only data from parts without a gradient."""
 
     def is_passed(f: Any) -> bool:
         # With nothing to train, it only prepares the data.
         is_cut = f.info.type_name == "Unlink" or any(v.need_grad for v in f.inputs)
-        return hash(f) in network.reached or not is_cut
+        return f in network.reached or not is_cut
 
-    read = network.behind(examined.fed, is_passed)
-    return bool(examined.fed) and (network.reached & network.trained).isdisjoint(map(hash, read))
+    fed = network.examined.fed
+    read = network.behind(fed, is_passed)
+    return bool(fed) and (network.reached & network.trained).isdisjoint(read)
 
 
 def _cut(network: Network, missed: Mapping[str, int]) -> Optional[Tuple[str, str, str]]:
     """Function at whose output the gradient to parameters stops, why, and the remedy; None for none."""
     names = {key: name for name, key in missed.items()}
-    behind = set(map(hash, network.behind(names)))
+    behind = set(network.behind(names))
     step: Optional[Tuple[str, str, str]] = None
     target: Optional[Tuple[str, str, str]] = None
     for v in _cut_off(network):
@@ -210,7 +211,7 @@ def _cut(network: Network, missed: Mapping[str, int]) -> Optional[Tuple[str, str
             g, how = next(filter(_is_disabled, smooth), before[-1]), "has need_grad=False"
             if g.info.type_name == "Unlink":
                 g, how = g.inputs[0].parent or g, "is unlinked"
-            is_shared = any(hash(f) in network.reached for f in network.readers[hash(v)][1:])
+            is_shared = any(f in network.reached for f in network.readers[hash(v)][1:])
             cut = network.name(g), how, remedies.CUT_COPY if is_shared else remedies.UNCUT
             if _is_straight_through(network, v):
                 target = target or (*cut[:2], remedies.STRAIGHT)
@@ -220,7 +221,7 @@ def _cut(network: Network, missed: Mapping[str, int]) -> Optional[Tuple[str, str
             target = target or cut  # of a loss, perhaps on purpose, if a step ends another way
         elif step is None:
             # On purpose, perhaps, if another way is cut off.
-            steps = [network.name(g) for g in before if hash(g) in behind and _is_step(g)]
+            steps = [network.name(g) for g in before if g in behind and _is_step(g)]
             step = (steps[0], "has no derivative", remedies.NO_DERIVATIVE) if steps else None
     if step is not None or target is not None:
         return step or target

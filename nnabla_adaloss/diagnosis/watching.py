@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from ..core.statistics import ArrayStatistics
 from ..graph.functions import is_matrix_product, written_inputs
-from ..kernels import Kernels
 from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype
 from ..kernels.interface import RoundingStatistics
 from .network import Network
@@ -33,12 +32,11 @@ INDICES |= {"Gather": 1, "ScatterAdd": 1}
 
 
 class Sight:
-    """Arrays that functions read and wrote in one batch, by key; as stored, compared with `in_fp32`."""
+    """Observations of functions and of arrays, by key, in one batch; as stored, compared with `in_fp32`."""
 
     def __init__(
         self,
-        leaves: Iterable[nn.Variable],
-        kernels: Kernels,
+        network: Network,
         in_fp32: Optional[Sight] = None,
         rounded: Mapping[int, RoundingStatistics] = MappingProxyType({}),
     ) -> None:
@@ -47,29 +45,29 @@ class Sight:
         # Numbers of NaNs and of positive infinities in each nonfinite array.
         self.nans: Dict[int, int] = {}
         self.infinities: Dict[int, int] = {}
-        self.undefined: Dict[int, int] = {}  # inputs that a function is not defined for: negative, fractions
-        self.largest_index: Dict[int, float] = {}  # largest index that a function reads
+        self.undefined: Dict[Any, int] = {}  # inputs that a function is not defined for: negative, fractions
+        self.largest_index: Dict[Any, float] = {}  # largest index that a function reads
         self.improbable: Dict[int, int] = {}  # probabilities that are below 0 or above 1
         # As stored.
-        self.wrong_indices: Dict[int, int] = {}  # indices that storage changes, by function
-        self.absorbing: Set[int] = set()  # sums of which most are equal to one of two nonzero numbers
+        self.wrong_indices: Dict[Any, int] = {}  # indices that storage changes
+        self.absorbing: Set[Any] = set()  # sums of which most are equal to one of two nonzero numbers
         self.breaks: Any = None  # first function in backward that makes a gradient nonfinite
         self._last: Any = None
-        self.flat: Dict[int, float] = {}  # share of outputs (of a softmax, rows) with next to no derivative
-        self.variation: Dict[int, float] = {}  # deviation of the rows that a product reads, by their size
+        self.flat: Dict[Any, float] = {}  # share of outputs (of a softmax, rows) with next to no derivative
+        self.variation: Dict[Any, float] = {}  # deviation of the rows that a product reads, by their size
         self.jumping: List[Any] = []  # functions that sample places on pixels, where their derivative jumps
         self.in_fp32 = in_fp32
         self._deviations: Dict[int, Tuple[float, float, float]] = {}
         self._kept: Dict[int, NDArray[Any]] = {}
-        self._leaves, self._kernels, self._rounded = leaves, kernels, rounded
+        self._network, self._rounded = network, rounded
 
     def error(self, v: nn.Variable) -> float:
         """Error of a variable as stored, relative to fp32; infinite if it is not finite."""
         return self._deviations.get(hash(v), _NONE)[0]
 
-    def jumps(self, network: Network, equal: float, other: float) -> List[Any]:
+    def jumps(self, equal: float, other: float) -> List[Any]:
         """Functions with results that differ by more than a share of them for inputs that are equal."""
-        changed = [f for f in network.graph.functions if any(self.error(v) > other for v in f.outputs)]
+        changed = [f for f in self._network.graph.functions if any(self.error(v) > other for v in f.outputs)]
         return [f for f in changed if all(self.error(v) <= equal for v in f.inputs)]
 
     def lost(self, v: nn.Variable) -> Tuple[float, float]:
@@ -93,17 +91,17 @@ class Sight:
         read_keys = [hash(v) for v in f.inputs if hash(v) in self._rounded]
         self.data.update((key, self._rounded[key].statistics) for key in read_keys)
         if type_name in ("Log", "PowScalar", "Pow2"):
-            self.undefined[hash(f)] = int(np.count_nonzero(f.inputs[0].data.data < 0))
+            self.undefined[f] = int(np.count_nonzero(f.inputs[0].data.data < 0))
         if type_name in INDICES:
             index = f.inputs[INDICES[type_name]]
-            self.undefined[hash(f)] = int(np.count_nonzero(index.data.data % 1.0))
+            self.undefined[f] = int(np.count_nonzero(index.data.data % 1.0))
             # Losses leave out labels below 0.
             numbers = index.data.data if type_name.endswith("Entropy") else np.abs(index.data.data)
-            self.largest_index[hash(f)] = float(np.max(numbers, initial=0.0))
+            self.largest_index[f] = float(np.max(numbers, initial=0.0))
             exact = None if self.in_fp32 is None else self.in_fp32._kept.get(hash(index))
             if exact is not None:
                 changed = index.data.data.astype(int) != exact.astype(int)
-                self.wrong_indices[hash(f)] = int(np.count_nonzero(changed))
+                self.wrong_indices[f] = int(np.count_nonzero(changed))
         if type_name == "WarpByGrid" and _is_on_pixels(f):
             self.jumping.append(f)
         if self.in_fp32 is None:
@@ -112,14 +110,14 @@ class Sight:
                 self.improbable[hash(v)] = int(np.count_nonzero(is_outside))
             if type_name in _FLATNESS:
                 flat = _FLATNESS[type_name](f)
-                self.flat[hash(f)] = float(np.mean(flat)) if flat.size else 0.0
+                self.flat[f] = float(np.mean(flat)) if flat.size else 0.0
             if is_matrix_product(type_name) and f.inputs[1].parent is None and len(f.inputs[0].data.data) > 1:
                 rows = f.inputs[0].data.data
                 size = float(np.linalg.norm(rows))
                 difference = float(np.linalg.norm(rows - rows.mean(axis=0)))
-                self.variation[hash(f)] = difference / size if size else math.inf
+                self.variation[f] = difference / size if size else math.inf
         elif type_name in ("Add2", "Sub2") and _absorbs(f):
-            self.absorbing.add(hash(f))
+            self.absorbing.add(f)
 
     def before_backward(self, f: Any) -> None:
         """Pre hook of backward: the gradients that arrive at a function are complete."""
@@ -128,7 +126,7 @@ class Sight:
 
     def end(self) -> None:
         """Finish after backward."""
-        self._note_gradients(self._leaves)
+        self._note_gradients(self._network.leaves.values())
         if self.in_fp32 is not None:
             self.in_fp32._kept.clear()
 
@@ -163,7 +161,7 @@ class Sight:
             return ArrayStatistics.of_zeros(array.size)
         if stored not in (FLOAT32, FLOAT16):
             array = nn.NdArray.from_numpy_array(np.asarray(array.data, FLOAT32))
-        return self._kernels.statistics(array)
+        return self._network.examined.kernels.statistics(array)
 
 
 def largest(known: Iterable[Optional[ArrayStatistics]]) -> float:

@@ -40,7 +40,15 @@ from tests.worlds.values import HALF
 from . import nets
 from .healthy import mlp
 from .nets import affine, classes, cross_entropy, feeder, hidden, inputs, network, noisy_net, tiny_loss_weight
-from .troubles import a_weight_behind_the_loss, gate_behind_a_relu, hard_gate, nan_in_data, never_fed
+from .troubles import (
+    a_weight_behind_the_loss,
+    cut_in_the_middle,
+    cut_off_altogether,
+    gate_behind_a_relu,
+    hard_gate,
+    nan_in_data,
+    never_fed,
+)
 
 # Half as many batches as by default.
 diagnose = partial(nnabla_adaloss.diagnose, batches=2)
@@ -571,13 +579,30 @@ def test_the_batches_that_are_not_finite_are_told(bad: List[int], where: str) ->
 @pytest.mark.parametrize("cut", ["has need_grad=False", "is unlinked"])
 def test_whether_a_loss_leaves_parameters_out_on_purpose_is_not_judged(cut: str) -> None:
     x, t = inputs()
-    h = hidden(x)
+    h = hidden(2.0 * x)
     h.need_grad = cut == "is unlinked"
     diagnosis = diagnose(classes(F.unlink(h) if h.need_grad else h, t), feeder=feeder(x, t))
     (note,) = diagnosis.numbers.notes
     assert note.names == ["fc1/affine/W", "fc1/affine/b"]
     assert f"the gradient stops at fc1/affine/Tanh, whose output {cut}." in str(note)
     assert not diagnosis.verdict.causes
+
+
+@pytest.mark.parametrize("built", [cut_in_the_middle, cut_off_altogether])
+def test_a_cause_of_missing_gradients_is_no_note_as_well(built: nets.Trouble) -> None:
+    source, feed = built.build(False)
+    diagnosis = diagnose(source, feeder=feed)
+    assert [cause.kind for cause in diagnosis.verdict.causes] == ["untrained"]
+    assert not [note for note in diagnosis.numbers.notes if "No gradient gets to" in str(note)]
+
+
+def test_a_teacher_that_is_compared_or_unlinked_is_left_out_on_purpose() -> None:
+    x, t = inputs()
+    rates, levels = (affine(affine(x, 8, f"{name}1"), 16, f"{name}2") for name in ("rates", "levels"))
+    rates.need_grad = levels.need_grad = False
+    mask = F.greater_scalar(F.tanh(rates), 0.0).apply(need_grad=False)
+    losses = F.softmax_cross_entropy(affine(hidden(x + F.tanh(F.unlink(levels))), 5, "head"), t)
+    assert not diagnose(F.mean(losses * mask[:, :1]), feeder=feeder(x, t)).numbers.notes
 
 
 @pytest.mark.parametrize("learns", [False, True])
@@ -933,7 +958,7 @@ def test_numbers_that_shrink_beyond_any_number_are_said_to_shrink() -> None:
     examined = Subject(loss, feed, 1)
     with examined.preserved():
         own = Network(examined, FormatEmulation(loss, "float16").emulated_storage)
-        sight = Sight(own.leaves.values(), examined.kernels)
+        sight = Sight(own)
         examined.forward(loss, 0, sight.after_forward)
         factors = [f for f in own.graph.functions if f.info.type_name == "MulScalar"]
         steps = [Step(f, 1.0, 1e-30) for f in factors] * 10
