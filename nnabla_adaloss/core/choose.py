@@ -28,8 +28,6 @@ at the loss, or a function whose gradient is not linear. S(c) is the scale of th
     spare      : 2^12 for float16: gradients that far below their limit keep their bits, too; 2^20 where
                  the copy would lose nearly all bits otherwise
     inactive   : with a loss weight of 0, c limits nothing, and has its successors' largest scale
-
-All functions here are pure.
 """
 
 from __future__ import annotations
@@ -148,9 +146,7 @@ class Choice(NamedTuple):
 def choose(
     components: Components, limits: ScaleLimits, start: Start, method_alpha: Optional[MethodAlpha]
 ) -> Choice:
-    """Choose the scale of each component by the formulas above: each edge gives its successor a scale, then
-    scales are lowered for weights. `method_alpha`: None for "amax_history".
-    """
+    """Choose the scale of each component by the formulas above; `method_alpha`: None for "amax_history"."""
     shared_limits = _equalized(components, limits)
     largest: Dict[int, float] = {}  # by successor: the largest gradient expected before edges to it
     for edge in components.edges if None in limits.limits else ():
@@ -258,22 +254,18 @@ def _in_order(components: Components, loss_weights: Sequence[float]) -> Iterable
 
 
 def _equalized(components: Components, limits: ScaleLimits) -> Sequence[Optional[float]]:
-    """Equalize close limits, as layers that change the scale copy their weights. Limits of scalars, which are
-    cheap to multiply, stay.
-    """
+    """Equalize close limits of arrays, as a layer that changes the scale copies its weight."""
     if not limits.equalize:
         return limits.limits
     scalars = components.scalar_components
     of_arrays = {i: limit for i, limit in enumerate(limits.limits) if limit is not None and i not in scalars}
     # The first arrays after each loss.
     after_scalars = {e.successor for e in components.edges if e.layer is None and e.predecessor in scalars}
-    after_losses = after_scalars & of_arrays.keys()
-    smallest = min([of_arrays[i] for i in after_losses], default=0.0)
-    for index in after_losses:
-        if of_arrays[index] <= _LOSSES_APART * smallest:
-            of_arrays[index] = smallest
+    after_losses = {i: of_arrays[i] for i in after_scalars & of_arrays.keys()}
+    smallest = min(after_losses.values(), default=0.0)
+    of_arrays.update({i: smallest for i, own in after_losses.items() if own <= _LOSSES_APART * smallest})
     # Arrays that follow each other in backward order, which is the order of the components.
-    of_arrays = dict(zip(of_arrays, equalized([*of_arrays.values()])))
+    of_arrays = dict(zip(of_arrays, equalized(of_arrays.values())))
     return [of_arrays.get(index, limit) for index, limit in enumerate(limits.limits)]
 
 

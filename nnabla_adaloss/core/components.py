@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from types import MappingProxyType
 from typing import AbstractSet, Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 
@@ -44,7 +43,7 @@ class NodeStructure(NamedTuple):
     own_references: bool  # True if it keeps references to arrays of its parameters
     half: bool
     # True if its inputs are in other components than its output, although it is no layer: it is not linear,
-    # and so needs an unscaled gradient, or has a scalar output at the loss, which is rescaled at no cost.
+    # and reads an unscaled gradient, or its output is a scalar at the loss, which is cheap to rescale.
     separates: bool
 
 
@@ -84,10 +83,9 @@ class Components(NamedTuple):
         return reached
 
     @property
-    def computed(self) -> List[int]:
-        """Components whose gradient backward computes: all, except that of a scalar loss."""
-        root = self.root if self.root in self.scalar_components else -1
-        return [index for index in range(len(self.names)) if index != root]
+    def computed(self) -> Sequence[int]:
+        """Components whose gradient backward computes: all, except that of a scalar loss, which is given."""
+        return range(1 if self.root in self.scalar_components else 0, len(self.names))
 
 
 class MergedComponents(NamedTuple):
@@ -100,26 +98,25 @@ class MergedComponents(NamedTuple):
 def components_of(
     nodes: Sequence[NodeStructure],
     sizes: Sequence[int],
-    shared_gradients: Mapping[int, int] = MappingProxyType({}),
+    shared_gradients: Mapping[int, int] = {},
     *,
     by_layer: bool,
 ) -> Components:
-    """Find the components of a graph's gradients. `sizes`, by position: 1 for scalars; `shared_gradients`: of
-    leaves that share a gradient array, the first; `by_layer`: False if layers do not scale, and so connect
-    their inputs as other functions do.
+    """Find the components of a graph's gradients. `sizes`, by position: 1 for scalars; `shared_gradients`: by
+    leaf, the first one that has the same gradient array; `by_layer`: False if layers do not scale, and so
+    connect their inputs as other functions do.
     """
     groups: List[Sequence[int]] = []  # of positions with a common scale
     for node in nodes:
-        layer_inputs = node.layer_inputs if by_layer else ()
-        scaled = {one.input for one in layer_inputs}
+        scaled = {one.input for one in node.layer_inputs} if by_layer else set()
         passed_on = [position for position in node.inputs if position not in scaled]
         if node.separates:
-            # All inputs have one scale, to which the output is brought, so that none of them is multiplied.
+            # Its inputs share a scale, to which a scalar output is rescaled instead of them.
             groups += [node.outputs, passed_on]
         else:
             groups.append([*node.outputs, *passed_on])
         # A scaled input belongs to a component also if it is a leaf; other leaves belong to none.
-        groups += [[one.input] for one in layer_inputs]
+        groups += [[position] for position in scaled]
     return _numbered(nodes, sizes, shared_gradients, _united(groups))
 
 
@@ -128,35 +125,32 @@ def merge_components(
     nodes: Sequence[NodeStructure],
     sizes: Sequence[int],
     swappable: AbstractSet[int],
-    shared_gradients: Mapping[int, int] = MappingProxyType({}),
+    shared_gradients: Mapping[int, int] = {},
 ) -> MergedComponents:
-    """Merge components that only hooks could split; `swappable` weights can give way to copies for a pass."""
-    groups: List[Sequence[int]] = [[i] for i in range(len(components.names))]  # first: they order `union_of`
-    outputs: Dict[int, List[int]] = defaultdict(list)  # by weight: components of the outputs of its layers
-    inputs: Dict[int, List[int]] = defaultdict(list)  # by weight: components of the inputs of its layers
-    contributions: Dict[int, List[int]] = defaultdict(list)  # by leaf: their components
+    """Merge components that only hooks could split; only `swappable` weights can be replaced for a pass."""
+    # Each group has one scale. Its second member may be a label that stands in several groups.
+    groups: List[Sequence[Any]] = [[index] for index in range(len(components.names))]
     for node in nodes:
         output = components.of[node.outputs[0]]
         for one in node.layer_inputs:
-            outputs[one.weight].append(output)
-            inputs[one.weight].append(components.of[one.input])
-            # Where no copy can replace the weight, alpha is 1.
+            scaled = components.of[one.input]
+            # All layers that read a weight use one copy of it, and so one alpha = S(input) / S(output).
+            groups += [[output, ("output of", one.weight)], [scaled, ("input of", one.weight)]]
             if one.weight not in swappable:
-                groups.append([output, components.of[one.input]])
-        # The few contributions of functions that separate components are unscaled one by one.
+                groups.append([output, scaled])  # alpha is 1
+        # Contributions to a leaf are summed before they are unscaled. The few of functions that separate
+        # components are unscaled one by one.
         for leaf in () if node.separates else node.leaves:
             contribution = component_of_contribution(node, leaf, components.of)
-            contributions[shared_gradients.get(leaf, leaf)].append(contribution)
-    # All layers that read a weight use one copy of it, so one alpha = S(input) / S(output): equal in each
-    # schedule if their outputs share a scale, and their inputs another. Contributions to a leaf, the weight
-    # included, are summed before they are unscaled, so they need one scale, too.
-    union_of = _united([*groups, *outputs.values(), *inputs.values(), *contributions.values()])
-    if len({*union_of.values()}) == len(union_of):
-        return MergedComponents(components, range(len(union_of)))
-    union_of_position = {position: union_of[index] for position, index in components.of.items()}
+            groups.append([contribution, ("leaf", shared_gradients.get(leaf, leaf))])
+    union_of = _united(groups)
+    unions = [union_of[index] for index in range(len(components.names))]
+    if len({*unions}) == len(unions):
+        return MergedComponents(components, range(len(unions)))
+    union_of_position = {position: unions[index] for position, index in components.of.items()}
     merged = _numbered(nodes, sizes, shared_gradients, union_of_position)
     merged_of = {index: merged.of[position] for position, index in components.of.items()}
-    of = [merged_of[index] for index in union_of]
+    of = [merged_of[index] for index in range(len(unions))]
     # A given S0 limits merged components only if no layer leads to any of their parts.
     after_layers = {number for index, number in enumerate(of) if index not in components.at_loss}
     return MergedComponents(merged._replace(at_loss=frozenset(of) - after_layers), of)
@@ -166,60 +160,56 @@ def _numbered(
     nodes: Sequence[NodeStructure],
     sizes: Sequence[int],
     shared_gradients: Mapping[int, int],
-    union_of: Mapping[int, int],
+    union_of: Mapping[int, object],
 ) -> Components:
     """Make a component of the positions with equal `union_of`, in backward order, with edges between them."""
     named = [(node.outputs[0], node.label) for node in nodes]
-    # Components of inputs only: scaled leaves, and outputs of functions that backward skips, as with nn.grad.
+    # No function here computes some components: scaled leaves, and outputs of functions that backward skips,
+    # as with nn.grad. The first function that reads them names them.
     for node in nodes:
         named += [(one.input, f"{one.layer}:input") for one in node.layer_inputs if one.input in union_of]
         named += [(position, f"{node.label}:input") for position in node.inputs]
-    names: Dict[int, str] = {}  # by union
+    names: Dict[object, str] = {}  # by union
     for position, name in named:
         names.setdefault(union_of[position], name)
     numbers = {union: number for number, union in enumerate(names)}
     of = {position: numbers[union] for position, union in union_of.items()}
     leaves: Dict[int, List[int]] = defaultdict(list)
+    edges: List[Edge] = []
     for node in nodes:
         for leaf in node.leaves:
             leaves[shared_gradients.get(leaf, leaf)].append(component_of_contribution(node, leaf, of))
+        if node.layer_inputs or node.separates:
+            # Without `by_layer` a layer does not lead to a leaf, which is in no component.
+            layers = {one.input: (one.layer, one.weight) for one in node.layer_inputs if one.input in of}
+            inputs = {position: layers.get(position, (None, -1)) for position in [*layers, *node.inputs]}
+            of_node = [Edge(of[node.outputs[0]], of[p], *layer) for p, layer in inputs.items()]
+            edges += [edge for edge in dict.fromkeys(of_node) if edge.predecessor != edge.successor]
     indices = frozenset(range(len(names)))
     components = Components(
         of=of,
         names=[*names.values()],
         scalar_components=indices - {index for position, index in of.items() if sizes[position] != 1},
         leaves={leaf: frozenset(contributions) for leaf, contributions in leaves.items()},
-        edges=[edge for node in nodes if node.layer_inputs or node.separates for edge in _edges(node, of)],
+        edges=edges,
         at_loss=frozenset(),
     )
-    after_layers = {edge.successor for edge in components.edges if edge.layer is not None}
+    after_layers = {edge.successor for edge in edges if edge.layer is not None}
     return components._replace(at_loss=indices - components.with_descendants(after_layers))
-
-
-def _edges(node: NodeStructure, component_of: Mapping[int, int]) -> List[Edge]:
-    """Edges from the component of a function's outputs to the components of its inputs."""
-    predecessor = component_of[node.outputs[0]]
-    # Without `by_layer` a layer's input is in the component of its output, or, if it is a leaf, in none.
-    layers = [one for one in node.layer_inputs if component_of.get(one.input, predecessor) != predecessor]
-    scaled = {one.input for one in layers}
-    # Other inputs are in other components if the function `separates`.
-    passed_on = dict.fromkeys([component_of[position] for position in node.inputs if position not in scaled])
-    edges = [Edge(predecessor, component_of[one.input], one.layer, one.weight) for one in layers]
-    return [*edges, *(Edge(predecessor, one, None, -1) for one in passed_on if one != predecessor)]
 
 
 def component_of_contribution(node: NodeStructure, leaf: int, component_of: Mapping[int, int]) -> int:
     """Component of the gradient that a function contributes to a leaf."""
-    # A leaf that one layer scales has a component; others that read it contribute at their output's scale.
+    # A leaf has a component if a layer scales it. Other functions contribute at the scale of their output.
     scaled = leaf in component_of and any(one.input == leaf for one in node.layer_inputs)
     return component_of[leaf if scaled else node.outputs[0]]
 
 
-def _united(groups: Sequence[Sequence[int]]) -> Dict[int, int]:
-    """Unite groups that have a member in common; return the union of each member, named by one of them."""
-    parents: Dict[int, int] = {}  # union-find tree
+def _united(groups: Sequence[Sequence[Any]]) -> Dict[Any, Any]:
+    """Unite groups that have a member in common; return for each member one that represents its union."""
+    parents: Dict[Any, Any] = {}  # union-find tree
 
-    def root(key: int) -> int:
+    def root(key: Any) -> Any:
         while parents[key] != key:
             parents[key] = key = parents[parents[key]]  # shortens the path for later searches
         return key

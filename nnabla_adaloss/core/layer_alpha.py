@@ -16,19 +16,18 @@ from .methods import Range
 from .power_of_two import floor_power_of_two
 from .statistics import ArrayStatistics
 
-# Factors are 2 to a share of a format's number of exponents, of which no more count than float16 has.
-_EXPONENTS = 30.0
+# Shares of a format's exponents, for `_factor`.
 _ENOUGH = 0.27  # amax over the smallest normal number at which a weight keeps its bits: 2**8 in float16
 _SPARE = 0.4  # largest factor by which scales are lowered for that: 2**12 in float16
 _FURTHER = 0.27  # further factor if the weight would lose nearly all its bits: 2**8 in float16
-_FEWEST_BITS = 4  # a scaled weight with fewer is not worth lowering scales
+_FEWEST_BITS = 4  # scales are not lowered for a copy that would keep fewer bits
 
 History = Tuple[Tuple[int, ArrayStatistics], ...]
 """Statistics of a layer's gradient by iteration, newest last, divided by its scale and loss weight."""
 
 
 def with_newest(history: History, iteration: int, g: ArrayStatistics, config: AdaLossConfig) -> History:
-    """Add `g`, divided likewise, to a history, or replace its iteration's entry; cut to the window."""
+    """Add `g`, divided as a `History` is, or replace an entry of the same iteration; drop the oldest ones."""
     older = history[:-1] if history and history[-1][0] == iteration else history
     return (*older, (iteration, g))[-(config.method.window or 1) :]
 
@@ -46,7 +45,7 @@ def unbounded_alpha(config: AdaLossConfig, layer: str, g: Any, W: Any, range: Ra
 
 
 def bounded(alpha: float, previous_scale: float, config: AdaLossConfig) -> Tuple[float, Reason]:
-    """Bound alpha from above, at 1 or more; `previous_scale`: S, or the part of it that `config` bounds."""
+    """Bound alpha from above, at 1 or more; `previous_scale`: S, without compensation of a small loss."""
     if not config.use_bound or alpha <= 1.0:
         return alpha, Reason.METHOD
     # Comparisons instead of min and max, which are several times slower: this runs per layer and iteration.
@@ -58,15 +57,10 @@ def bounded(alpha: float, previous_scale: float, config: AdaLossConfig) -> Tuple
     return (alpha, Reason.METHOD) if alpha <= upper else (upper, reason)
 
 
-def largest_alpha(weight_amax: float, u_max: float) -> float:
-    """Largest power of two that keeps the scaled copy of a weight within `u_max`, but at least 1."""
-    return max(floor_power_of_two(u_max / weight_amax), 1.0)
-
-
 class AlphaBounds(NamedTuple):
     """Bounds of the alpha of layers with one weight: powers of two, so that equal choices compare equal."""
 
-    highest: float  # the largest that keeps the scaled copy in range
+    highest: float  # the largest that keeps the scaled copy in range, but at least 1
     least_for_bits: float = 0.0  # the smallest that keeps nearly all bits of it
     least_for_few_bits: float = 0.0  # the smallest that keeps a few bits of its largest element
     beyond_floor: float = 1.0  # factor by which scales may fall below their floors for these few
@@ -79,23 +73,23 @@ class AlphaBounds(NamedTuple):
 
 def alpha_bounds(weight_amax: float, u_max: float, stored: Optional[Format]) -> AlphaBounds:
     """Bounds for a weight whose scaled copy may reach `u_max`; `stored`: the copy's format, None: float32."""
-    highest = largest_alpha(weight_amax, u_max)
+    highest = max(floor_power_of_two(u_max / weight_amax), 1.0)
     if stored is None:
         return AlphaBounds(highest)
-    # `unit` is the alpha that brings the weight's amax to 1, or down to half of it.
-    unit, bits = floor_power_of_two(1.0 / weight_amax), min(_FEWEST_BITS, stored.mantissa_bits)
-    # The copy's amax is so far above the smallest normal number that nearly all elements are normal. An alpha
-    # of 1 is always enough: it keeps the bits that the weight has.
-    enough = min(unit * stored.smallest_normal * _share(_ENOUGH, stored), 1.0)
-    least = unit * stored.smallest_subnormal * 2.0**bits
-    return AlphaBounds(highest, enough, least, _share(_FURTHER, stored))
+    # At this alpha the copy's amax is 1, or down to half of it.
+    to_one = floor_power_of_two(1.0 / weight_amax)
+    # At this one nearly all elements of the copy are normal numbers. An alpha of 1 is always enough: it keeps
+    # the bits that the weight has.
+    enough = min(to_one * stored.smallest_normal * _factor(_ENOUGH, stored), 1.0)
+    few_bits = to_one * stored.smallest_subnormal * 2.0 ** min(_FEWEST_BITS, stored.mantissa_bits)
+    return AlphaBounds(highest, enough, few_bits, _factor(_FURTHER, stored))
 
 
 def spare_of(stored: Format) -> float:
     """Factor by which a scale may stay below its limit while gradients of this format keep their bits."""
-    return _share(_SPARE, stored)
+    return _factor(_SPARE, stored)
 
 
-def _share(share: float, stored: Format) -> float:
-    """Power of two that spans this share of a format's exponents."""
-    return 2.0 ** round(share * min(math.log2(stored.max / stored.smallest_normal), _EXPONENTS))
+def _factor(share: float, stored: Format) -> float:
+    """Power of two that spans a share of the exponents of a format's normal numbers, 30 at most."""
+    return 2.0 ** round(share * min(math.log2(stored.max / stored.smallest_normal), 30.0))

@@ -15,25 +15,27 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, List, NamedTuple, Sequence, Tuple
 
-from .power_of_two import floor_power_of_two
+from .power_of_two import clamp_scale, floor_power_of_two
 from .validation import integer, number, positive_integer, positive_number
 
 _STEP = 4.0  # factor of lowering a scale for the next try, beyond the margin below the overflow
 _LEAST_MEASUREMENTS = 16  # fewer do not show the range of gradients
+
+# Making and checking a policy takes as long as reading ten functions of a rebuilt graph.
+_replaced = lru_cache(maxsize=16)(replace)
 
 
 class AmaxWindow(NamedTuple):
     """Sliding maximum of magnitudes over the last iterations."""
 
     pushed: int = 0  # total number of entries
-    # By number; an older entry that is not larger than another is dropped, so magnitudes decrease.
+    # By number; an entry that is not larger than a later one can never be the largest, and is dropped.
     entries: Tuple[Tuple[int, float], ...] = ()
     amax: float = 0.0  # the largest entry, which is the first
 
     def push(self, magnitude: float, length: int) -> AmaxWindow:
-        """Add an iteration's magnitude; the last `length` iterations count."""
+        """Add an iteration's magnitude, and drop entries older than `length` iterations."""
         pushed = self.pushed + 1
-        # An older entry that is not larger than the new one will never be the largest.
         kept = [entry for entry in self.entries if entry[0] > pushed - length and entry[1] > magnitude]
         entries = (*kept, (pushed, magnitude))
         return AmaxWindow(pushed, entries, entries[0][1])
@@ -49,7 +51,7 @@ class AmaxWindow(NamedTuple):
         entries = tuple((integer("entry", i), number("amax", x)) for i, x in pairs)
         window = cls(integer("pushed", pushed), entries, entries[0][1] if entries else 0.0)
         numbers, magnitudes = [0, *(i for i, _ in entries)], [math.inf, *(x for _, x in entries)]
-        # The last entry is that of the last iteration: an older one is dropped only for a newer one.
+        # The last entry is that of the last iteration, as only a later one drops an entry.
         rising = all(a < b for a, b in zip(numbers, numbers[1:])) and numbers[-1] == window.pushed
         falling = all(a > b for a, b in zip(magnitudes, magnitudes[1:])) and magnitudes[-1] >= 0.0
         if not (rising and falling):
@@ -102,9 +104,9 @@ class HistoryPolicy:
             )
 
     def measured_every(self, iterations: int) -> HistoryPolicy:
-        """Policy for measurements in one of this many iterations: its `window` counts these measurements.
+        """Policy for a training that measures once in this many iterations: its `window` is in measurements.
 
-        As many are remembered as fall into `window` iterations, but at least 16, or `window` if that is less.
+        These are as many as fall into `window` iterations, but at least 16, or `window` if that is less.
 
         Example:
             >>> from nnabla_adaloss import HistoryPolicy
@@ -112,14 +114,12 @@ class HistoryPolicy:
             [256, 32, 16]
         """
         window = min(self.window, max(-(-self.window // iterations), _LEAST_MEASUREMENTS))
-        return self if window == self.window else _with_window(self, window)
+        return self if window == self.window else _replaced(self, window=window)
 
     def scale(self, amax: float, *, u_max: float) -> float:
         """Scale limit of gradients of at most `amax`, a positive number: a power of two, or a bound."""
-        limit = u_max / self.margin / amax
-        # Zero and infinity have no power of two; limits beyond the bounds are only clamped.
-        inside = self.min_scale < limit < 2.0 * self.max_scale
-        return min(max(floor_power_of_two(limit) if inside else limit, self.min_scale), self.max_scale)
+        limit = floor_power_of_two(clamp_scale(u_max / self.margin / amax))
+        return min(max(limit, self.min_scale), self.max_scale)
 
     def after_overflow(self, scale: float) -> float:
         """Scale of the next try after `scale` was too large."""
@@ -132,9 +132,3 @@ class HistoryPolicy:
     def at_floor(self, scale: float) -> bool:
         """True if a further overflow cannot lower the scale: the cause is not the scale."""
         return scale <= self.min_scale
-
-
-# Making and checking one takes as long as reading ten functions of a rebuilt graph.
-@lru_cache(maxsize=16)
-def _with_window(policy: HistoryPolicy, window: int) -> HistoryPolicy:
-    return replace(policy, window=window)

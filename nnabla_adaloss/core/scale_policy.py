@@ -15,9 +15,8 @@ from typing import NamedTuple
 
 from .validation import integer, limited, nonnegative_integer, number, positive_integer, positive_number
 
-# Gradients are unscaled in float32, by 1 / scale: below the smallest normal float32 that becomes infinite.
+# The smallest normal float32: gradients are unscaled in float32, where 1 / scale may be infinite below it.
 SMALLEST_SCALE = 2.0**-126
-
 
 global_scale = limited(
     positive_number,
@@ -71,20 +70,17 @@ class ScalePolicy:
         """State after gradients with an infinity or a NaN."""
         if state.hysteresis_left > 1:
             return ScaleState(state.scale, 0, state.hysteresis_left - 1)
-        return ScaleState(self._lowered(state.scale), 0, state.hysteresis_left)
+        lowest = min(self.min_scale, state.scale)
+        return ScaleState(max(state.scale / self.scaling_factor, lowest), 0, state.hysteresis_left)
 
     def after_update(self, state: ScaleState, *, overflowed: bool = False) -> ScaleState:
-        """State after a good update; `overflowed`: one of its batches ran again: hysteresis stays used up."""
+        """State after a good update; if one of its batches `overflowed`, it does not reset the hysteresis."""
         hysteresis_left = state.hysteresis_left if overflowed else self.hysteresis
-        if state.counter > self.N:
-            highest = max(self.max_scale, state.scale)
-            return ScaleState(min(state.scale * self.scaling_factor, highest), 1, hysteresis_left)
-        return ScaleState(state.scale, state.counter + 1, hysteresis_left)
+        if state.counter <= self.N:
+            return ScaleState(state.scale, state.counter + 1, hysteresis_left)
+        highest = max(self.max_scale, state.scale)
+        return ScaleState(min(state.scale * self.scaling_factor, highest), 1, hysteresis_left)
 
     def at_floor(self, state: ScaleState) -> bool:
         """True if a further overflow cannot lower the scale: the cause is not the scale."""
-        return self._lowered(state.scale) == state.scale
-
-    def _lowered(self, scale: float) -> float:
-        """Scale after an overflow."""
-        return max(scale / self.scaling_factor, min(self.min_scale, scale))
+        return state.scale <= self.min_scale or self.scaling_factor == 1.0

@@ -8,7 +8,6 @@
 
 A batch that is not finite at the smallest scale is HOPELESS and lowers no scale. Before a batch is lost, the
 smallest scale is tried only while another loss is remembered: a single loss lowers scales by one step.
-
 `nnabla_adaloss.engine.batch_loop` carries verdicts out.
 """
 
@@ -53,7 +52,7 @@ class Rules(NamedTuple):
     repeat: bool  # True if they run again; else they are lost
     max_repeats: int
     check_after: int = CHECK_AFTER
-    update_lost: bool = False  # True if an earlier batch has lost the update that this one belongs to
+    update_lost: bool = False  # True if an earlier batch of the same update is lost, and so is the update
 
 
 class Facts(NamedTuple):
@@ -74,11 +73,12 @@ class Facts(NamedTuple):
 
 def judge(facts: Facts, rules: Rules) -> PassVerdict:
     """Decide the next step of a batch, which adds a fact or another pass, or its final outcome."""
-    last = facts.repeats >= rules.max_repeats
+    repeats_left = facts.repeats < rules.max_repeats
     if not facts.overflowed:
-        return PassVerdict.GOOD if facts.calibrated or last or rules.update_lost else PassVerdict.RERUN
-    may_repeat = rules.repeat and not last
-    # Before a batch is lost, or if its loss is not finite, scales of its own are tried.
+        rerun = repeats_left and not (facts.calibrated or rules.update_lost)
+        return PassVerdict.RERUN if rerun else PassVerdict.GOOD
+    may_repeat = rules.repeat and repeats_left
+    # Scales from the batch's own gradients are tried before it is lost, or if its loss is not finite.
     if facts.can_measure_more and facts.fits is None and not (may_repeat and facts.loss_finite):
         return PassVerdict.MEASURE
     if rules.update_lost:
@@ -86,7 +86,6 @@ def judge(facts: Facts, rules: Rules) -> PassVerdict:
     again_or_lost = (
         PassVerdict.RERUN if may_repeat else PassVerdict.RETRIES if rules.repeat else PassVerdict.OVERFLOW
     )
-    # Scales from earlier batches were too high; those from its own measurements will do.
     if facts.fits:
         return again_or_lost
     # A fault in forward is searched for if forward is suspect, or before the batch is lost.
@@ -94,21 +93,20 @@ def judge(facts: Facts, rules: Rules) -> PassVerdict:
         return PassVerdict.CHECK_FORWARD
     if not facts.loss_finite:
         return PassVerdict.NONFINITE_LOSS
-    # Gradients are finite at the smallest scale if forward has no fault, only an attention mask of minus
-    # infinity. A batch that overflows even there must not lower scales that another loss has lowered already.
+    # The smallest scale shows if a fault is harmless, as the minus infinity of an attention mask; and if any
+    # scale helps: else the batch must not lower scales that another lost one has lowered already.
     if facts.fits_smallest is None and (facts.fault or (facts.lost_recently and not may_repeat)):
         return PassVerdict.PROBE
     if facts.fits_smallest is False:
         return PassVerdict.NONFINITE_FORWARD if facts.fault else PassVerdict.HOPELESS
     if facts.lowered is None:
         return PassVerdict.LOWER
+    if not rules.repeat:
+        return again_or_lost
     # If no scale could be lowered, or several repeats did not help, forward is examined once.
-    if rules.repeat:
-        due = facts.repeats == rules.check_after
-        if facts.fault is None and (due or not facts.lowered):
-            return PassVerdict.CHECK_FORWARD
-        if not facts.lowered:
-            return PassVerdict.HOPELESS
-        if due and facts.fits_smallest is None:
-            return PassVerdict.PROBE
-    return again_or_lost
+    check_is_due = facts.repeats == rules.check_after
+    if facts.fault is None and (check_is_due or not facts.lowered):
+        return PassVerdict.CHECK_FORWARD
+    if not facts.lowered:
+        return PassVerdict.HOPELESS
+    return PassVerdict.PROBE if check_is_due and facts.fits_smallest is None else again_or_lost

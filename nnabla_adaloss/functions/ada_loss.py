@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.config import AdaLossConfig
-from ..core.layer_alpha import History, bounded, largest_alpha, unbounded_alpha, with_newest
+from ..core.layer_alpha import History, alpha_bounds, bounded, unbounded_alpha, with_newest
 from ..core.layer_record import LayerRecord, Reason
 from ..core.methods import Needs, overflow_limit
 from ..core.power_of_two import clamp_scale, floor_power_of_two
@@ -179,7 +179,8 @@ class AdaLoss:
             alpha = floor_power_of_two(alpha) if config.power_of_two else alpha
             weight_amax = 0.0 if weight_statistics is None else weight_statistics.abs_max
             if alpha > 1.0 and alpha * weight_amax > weight_max:
-                alpha, reason = largest_alpha(weight_amax, weight_max), Reason.WEIGHT_RANGE
+                alpha = alpha_bounds(weight_amax, weight_max, None).highest
+                reason = Reason.WEIGHT_RANGE
         self._layers[layer] = state._replace(alpha=alpha)
         if self._audience is not None:
             record = LayerRecord(

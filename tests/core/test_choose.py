@@ -138,10 +138,8 @@ def test_unmeasured_components_at_the_loss_start_from_their_loss_weight(
     weight: float, unit_amax: Any, scale: float
 ) -> None:
     n = Chain()
-    weights, unit_amaxes = (
-        dict.fromkeys((n.c, n.b, n.a), weight),
-        {} if unit_amax is None else {n.loss: unit_amax},
-    )
+    weights = dict.fromkeys((n.c, n.b, n.a), weight)
+    unit_amaxes = {} if unit_amax is None else {n.loss: unit_amax}
     n.choose({}, weights=weights, unit_amaxes=unit_amaxes)
     # Behind a layer with what arrives.
     assert n.of(n.loss, n.c, n.b, n.a) == [S0, scale, scale, scale]
@@ -188,9 +186,7 @@ def test_components_at_most_two_bits_apart_share_a_scale() -> None:
 
 
 @given(st.lists(st.integers(-24, 100)) | st.lists(st.integers(0, 8)))
-def test_equalized_scales_are_at_most_two_bits_smaller_and_seldom_change(
-    exponents: List[int],
-) -> None:
+def test_equalized_scales_are_at_most_two_bits_smaller_and_seldom_change(exponents: List[int]) -> None:
     scales = [2.0**e for e in exponents]
     found = equalized(scales)
     assert len(found) == len(scales)
@@ -213,9 +209,7 @@ def test_equalized_scales_are_at_most_two_bits_smaller_and_seldom_change(
         (2.0**20, [2.0**20, 2.0**18], Reason.SCALE_LIMIT),
     ],
 )
-def test_a_method_is_followed_as_far_as_there_is_room(
-    alpha: float, scales: List[float], reason: Reason
-) -> None:
+def test_a_method_is_followed_within_limits(alpha: float, scales: List[float], reason: Reason) -> None:
     n = Chain()
     found = n.choose({n.c: 2.0**10, n.b: 2.0**20, n.a: 2.0**18}, method_alpha=says(alpha))
     assert n.of(n.c, n.b, n.a) == [2.0**10, *scales]
@@ -268,11 +262,8 @@ def test_along_a_shortcut_there_is_one_scale() -> None:
     # Its second layer would have it otherwise.
     found = graph.choose({last: 2.0**10}, method_alpha=says(4.0))
     assert graph.of(last, merged, inner, stem) == [2.0**10, 2.0**12, 2.0**14, 2.0**12]
-    assert [found.reasons[f"{name}/affine"] for name in ("last", "outer", "inner")] == [
-        Reason.METHOD,
-        Reason.METHOD,
-        Reason.BRANCHES,
-    ]
+    reasons = [found.reasons[f"{name}/affine"] for name in ("last", "outer", "inner")]
+    assert reasons == [Reason.METHOD, Reason.METHOD, Reason.BRANCHES]
 
 
 def test_scaled_copies_of_weights_stay_in_range_and_descendants_go_down_with_them() -> None:
@@ -481,9 +472,7 @@ def test_every_layer_has_an_alpha_of_1_if_all_components_are_inactive() -> None:
 
 
 @pytest.mark.parametrize("scales", [(2.0**8, 2.0**12), (2.0**12, 2.0**8)])
-def test_an_absent_loss_with_several_trunks_takes_the_largest_of_their_scales(
-    scales: Tuple[float, float],
-) -> None:
+def test_an_absent_loss_takes_the_largest_scale_of_several_trunks(scales: Tuple[float, float]) -> None:
     trunks = [F.tanh(affine(nn.Variable((4, 3)), name)) for name in "ab"]
     absent = affine(trunks[0], "c") + affine(trunks[1], "d")
     present = [affine(trunk, name) for trunk, name in zip(trunks, "ef")]
@@ -625,9 +614,8 @@ def cases(draw: Any) -> Case:
     alphas = draw(st.none() | st.fixed_dictionaries({slot.layer: wanted for slot in layers}))
     bounds = {slot.weight: draw(alpha_bounds) for slot in layers if draw(st.booleans())}
     held = components.at_loss if given else {}
-    floors = {
-        i: own / draw(spares) for i, own in enumerate(known.limits) if own is not None and i not in held
-    }
+    limits = [(i, own) for i, own in enumerate(known.limits) if own is not None and i not in held]
+    floors = {i: own / draw(spares) for i, own in limits}
     return Case(drawn, components, known._replace(bounds=bounds, floors=floors), start, alphas)
 
 
@@ -659,16 +647,9 @@ def check_a_scaled_weight_keeps_its_bits_where_there_is_something_to_spare(case:
         further = max([e.beyond_floor for e in known.bounds.values()], default=1.0)
         assert min(floor / further, unspared) <= scale <= unspared
     for edge in edges:
-        scale, after, own = (
-            found.scales[edge.predecessor],
-            found.scales[edge.successor],
-            known.bounds[edge.weight],
-        )
-        if (
-            edge.predecessor in known.floors
-            and edge.predecessor != root
-            and after < scale * own.least_for_bits
-        ):
+        scale, after = found.scales[edge.predecessor], found.scales[edge.successor]
+        own, may_be_lowered = known.bounds[edge.weight], known.floors.keys() - {root}
+        if edge.predecessor in may_be_lowered and after < scale * own.least_for_bits:
             # Nothing more can be spared, or nothing would be left of the weight anyway.
             beside = [e for e in edges if e.predecessor == edge.predecessor]
             least = max(found.scales[e.successor] / known.bounds[e.weight].highest for e in beside)
@@ -677,11 +658,9 @@ def check_a_scaled_weight_keeps_its_bits_where_there_is_something_to_spare(case:
 
 
 def check_no_scale_rises_with_more_to_spare(case: Case, exponent: int) -> None:
-    known = case.known
     # Whether anything is left of a weight can change both ways.
-    known = known._replace(
-        bounds={f: own._replace(least_for_few_bits=0.0) for f, own in known.bounds.items()}
-    )
+    bounds = {f: own._replace(least_for_few_bits=0.0) for f, own in case.known.bounds.items()}
+    known = case.known._replace(bounds=bounds)
     more = known._replace(floors={index: floor / 2.0**exponent for index, floor in known.floors.items()})
     found, further = case.choose(known=known).scales, case.choose(known=more).scales
     assert all(further[index] <= found[index] for index in case.present)
@@ -699,9 +678,7 @@ def check_scales_that_were_lowered_for_weights_are_chosen_again(case: Case) -> N
 
 def check_components_without_incoming_edges_have_the_scale_of_the_loss(case: Case) -> None:
     found = case.choose(known=case.known._replace(bounds={}))
-    led_to = {edge.successor for edge in case.components.edges} | {
-        edge.predecessor for edge in case.components.edges
-    }
+    led_to = {end for edge in case.components.edges for end in (edge.successor, edge.predecessor)}
     for index, scale in enumerate(found.scales):
         assert index in led_to or scale == case.start.root_scale
 
@@ -729,15 +706,12 @@ def check_remembered_amaxes_of_inactive_components_change_nothing(case: Case) ->
     def without(values: Sequence[Any]) -> List[Any]:
         return [value if index in case.present else None for index, value in enumerate(values)]
 
-    known = case.known
-    assumed = {index: own for index, own in known.provisional.items() if index in case.present}
-    forgotten = known._replace(
-        limits=without(known.limits), unit_amaxes=without(known.unit_amaxes), provisional=assumed
-    )
     # What follows each other shares a scale in the order of all.
-    assert case.choose(known=forgotten._replace(equalize=False)) == case.choose(
-        known=known._replace(equalize=False)
-    )
+    known = case.known._replace(equalize=False)
+    assumed = {index: own for index, own in known.provisional.items() if index in case.present}
+    limits, unit_amaxes = without(known.limits), without(known.unit_amaxes)
+    forgotten = known._replace(limits=limits, unit_amaxes=unit_amaxes, provisional=assumed)
+    assert case.choose(known=forgotten) == case.choose(known=known)
 
 
 def check_loss_weights_that_grow_together_move_scales_and_leave_alphas(case: Case, power: int) -> None:
@@ -912,16 +886,10 @@ def together_cases(draw: Any) -> Together:
     count = len(apart.names)
     rooms = draw(st.lists(st.none() | powers, min_size=count, max_size=count))
     ceilings = enumerate(draw(st.lists(st.none() | powers, min_size=count, max_size=count)))
-    known = ScaleLimits(
-        rooms,
-        {index: assumed for index, assumed in ceilings if assumed is not None},
-        (1.0,) * count,
-        [None] * count,
-        equalize=False,
-    )
-    return Together(
-        apart, merge_components(apart, drawn.nodes, drawn.sizes, swappable), known, Start(2.0**15, S0, SPAN)
-    )
+    assumed = {index: own for index, own in ceilings if own is not None}
+    known = ScaleLimits(rooms, assumed, (1.0,) * count, [None] * count, equalize=False)
+    merged = merge_components(apart, drawn.nodes, drawn.sizes, swappable)
+    return Together(apart, merged, known, Start(2.0**15, S0, SPAN))
 
 
 def test_the_smallest_gradients_that_share_a_scale_have_the_least_to_spare() -> None:

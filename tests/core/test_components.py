@@ -358,11 +358,6 @@ class Case(NamedTuple):
     merged: MergedComponents
     steps: Dict[int, Step]
 
-    @property
-    def through(self) -> List[NodeStructure]:
-        """The functions around which nothing is multiplied."""
-        return [node for node in self.drawn.nodes if not node.separates]
-
 
 def sharing(node: NodeStructure, to: Dict[int, int]) -> NodeStructure:
     """A function with some of its leaves replaced; one that is both factors of a product gets no scale."""
@@ -371,9 +366,8 @@ def sharing(node: NodeStructure, to: Dict[int, int]) -> NodeStructure:
         for slot in node.layer_inputs
     ]
     leaves = tuple(dict.fromkeys(to.get(leaf, leaf) for leaf in node.leaves))
-    return node._replace(
-        leaves=leaves, layer_inputs=tuple(slot for slot in layer_inputs if slot.input != slot.weight)
-    )
+    scaled = tuple(slot for slot in layer_inputs if slot.input != slot.weight)
+    return node._replace(leaves=leaves, layer_inputs=scaled)
 
 
 @st.composite
@@ -403,16 +397,14 @@ def test_merged_components_of_any_graph(case: Case) -> None:
         if node.layer_inputs:
             found = zip(node.layer_inputs, case.steps[node.number].alphas)
             assert all(alpha == 1.0 for slot, alpha in found if slot.weight not in case.swappable)
-    for node in case.through:
-        for slot, alpha in zip(
-            node.layer_inputs, case.steps[node.number].alphas if node.layer_inputs else ()
-        ):
-            alphas.setdefault(slot.weight, set()).add(alpha)
+            if not node.separates:
+                for slot, alpha in zip(node.layer_inputs, case.steps[node.number].alphas):
+                    alphas.setdefault(slot.weight, set()).add(alpha)
     assert all(len(own) == 1 for own in alphas.values())
     # Contributions to a leaf have one scale.
     scales: Dict[int, Set[float]] = {}
-    for node in case.through:
-        for leaf in node.leaves:
+    for node in case.drawn.nodes:
+        for leaf in () if node.separates else node.leaves:
             step = case.steps[node.number]
             own = {one.input: step.scale * alpha for one, alpha in zip(node.layer_inputs, step.alphas)}
             scales.setdefault(leaf, set()).add(own.get(leaf, step.scale))

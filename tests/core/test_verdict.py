@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from itertools import product
-from typing import Iterator, List, Optional
+from typing import Any, Iterator, List, Optional
 
 import pytest
 
@@ -22,6 +22,10 @@ def all_facts() -> Iterator[Facts]:
     for flags, answers in product(product([False, True], repeat=6), product(TRUTHS, repeat=4)):
         for repeats in (0, 3, 5):
             yield Facts(repeats, *flags, *answers)
+
+
+def overflow(repeats: int = 0, **facts: Any) -> Facts:
+    return Facts(repeats, overflowed=True, **facts)
 
 
 def answered(facts: Facts, verdict: PassVerdict, answer: bool) -> Facts:
@@ -69,63 +73,47 @@ def test_a_batch_that_is_lost_runs_again_for_nothing_but_to_be_measured() -> Non
         if facts.overflowed:
             assert verdict not in (PassVerdict.RERUN, PassVerdict.RETRIES)
             assert (verdict is PassVerdict.HOPELESS) <= (facts.fits_smallest is False)
-    assert judge(Facts(overflowed=True, can_measure_more=True), LOSE) is PassVerdict.MEASURE
-    assert judge(Facts(overflowed=True, can_measure_more=True, fits=True), LOSE) is PassVerdict.OVERFLOW
+    assert judge(overflow(can_measure_more=True), LOSE) is PassVerdict.MEASURE
+    assert judge(overflow(can_measure_more=True, fits=True), LOSE) is PassVerdict.OVERFLOW
     # In a window that is lost already, too: what it shows counts for the next one.
-    assert (
-        judge(Facts(overflowed=True, can_measure_more=True), LOSE._replace(update_lost=True))
-        is PassVerdict.MEASURE
-    )
+    assert judge(overflow(can_measure_more=True), LOSE._replace(update_lost=True)) is PassVerdict.MEASURE
     # Whatever was wrong in it, the window is lost.
-    for facts in all_facts():
-        assert judge(facts, REPEAT._replace(update_lost=True)) in (
-            PassVerdict.GOOD,
-            PassVerdict.MEASURE,
-            PassVerdict.OVERFLOW,
-        )
+    lost = {judge(facts, REPEAT._replace(update_lost=True)) for facts in all_facts()}
+    assert lost == {PassVerdict.GOOD, PassVerdict.MEASURE, PassVerdict.OVERFLOW}
 
 
 @pytest.mark.parametrize(
     ("facts", "expected"),
     [
         # Lower scales show by themselves whether they were the cause.
-        (Facts(overflowed=True), PassVerdict.LOWER),
-        (Facts(overflowed=True, lowered=True), PassVerdict.RERUN),
-        (Facts(overflowed=True, can_measure_more=True), PassVerdict.LOWER),
+        (overflow(), PassVerdict.LOWER),
+        (overflow(lowered=True), PassVerdict.RERUN),
+        (overflow(can_measure_more=True), PassVerdict.LOWER),
         # Where they have not helped, it is looked into; so where no scale was left.
-        (Facts(3, overflowed=True, lowered=True), PassVerdict.CHECK_FORWARD),
-        (Facts(3, overflowed=True, lowered=True, fault=""), PassVerdict.PROBE),
-        (Facts(3, overflowed=True, lowered=True, fault="", fits_smallest=True), PassVerdict.RERUN),
-        (Facts(3, overflowed=True, lowered=True, fault="", fits_smallest=False), PassVerdict.HOPELESS),
-        (Facts(overflowed=True, lowered=False), PassVerdict.CHECK_FORWARD),
-        (Facts(overflowed=True, lowered=False, fault=""), PassVerdict.HOPELESS),
+        (overflow(3, lowered=True), PassVerdict.CHECK_FORWARD),
+        (overflow(3, lowered=True, fault=""), PassVerdict.PROBE),
+        (overflow(3, lowered=True, fault="", fits_smallest=True), PassVerdict.RERUN),
+        (overflow(3, lowered=True, fault="", fits_smallest=False), PassVerdict.HOPELESS),
+        (overflow(lowered=False), PassVerdict.CHECK_FORWARD),
+        (overflow(lowered=False, fault=""), PassVerdict.HOPELESS),
         # What is not finite in forward is no matter of the scale, unless gradients are finite behind it.
-        (Facts(overflowed=True, forward_is_suspect=True), PassVerdict.CHECK_FORWARD),
-        (Facts(overflowed=True, forward_is_suspect=True, fault="c"), PassVerdict.PROBE),
-        (Facts(overflowed=True, fault="c", fits_smallest=False), PassVerdict.NONFINITE_FORWARD),
-        (Facts(overflowed=True, fault="c", fits_smallest=True), PassVerdict.LOWER),
-        (
-            Facts(overflowed=True, loss_finite=False, forward_is_suspect=True, fault="c"),
-            PassVerdict.NONFINITE_LOSS,
-        ),
-        (
-            Facts(overflowed=True, loss_finite=False, forward_is_suspect=True, fault=""),
-            PassVerdict.NONFINITE_LOSS,
-        ),
+        (overflow(forward_is_suspect=True), PassVerdict.CHECK_FORWARD),
+        (overflow(forward_is_suspect=True, fault="c"), PassVerdict.PROBE),
+        (overflow(fault="c", fits_smallest=False), PassVerdict.NONFINITE_FORWARD),
+        (overflow(fault="c", fits_smallest=True), PassVerdict.LOWER),
+        (overflow(loss_finite=False, forward_is_suspect=True, fault="c"), PassVerdict.NONFINITE_LOSS),
+        (overflow(loss_finite=False, forward_is_suspect=True, fault=""), PassVerdict.NONFINITE_LOSS),
         # The last pass is measured, to name what was bad; what fits then was only too large for old scales.
-        (Facts(5, overflowed=True, can_measure_more=True), PassVerdict.MEASURE),
-        (
-            Facts(overflowed=True, can_measure_more=True, loss_finite=False, forward_is_suspect=True),
-            PassVerdict.MEASURE,
-        ),
-        (Facts(5, overflowed=True, can_measure_more=True, fits=True), PassVerdict.RETRIES),
-        (Facts(5, overflowed=True, lowered=True, fault=""), PassVerdict.RETRIES),
+        (overflow(5, can_measure_more=True), PassVerdict.MEASURE),
+        (overflow(can_measure_more=True, loss_finite=False, forward_is_suspect=True), PassVerdict.MEASURE),
+        (overflow(5, can_measure_more=True, fits=True), PassVerdict.RETRIES),
+        (overflow(5, lowered=True, fault=""), PassVerdict.RETRIES),
         # Before it is lost, it is tried whether any scale helps, if scales are low for another one.
-        (Facts(4, overflowed=True, lost_recently=True), PassVerdict.LOWER),
-        (Facts(5, overflowed=True, lost_recently=True), PassVerdict.CHECK_FORWARD),
-        (Facts(5, overflowed=True, lost_recently=True, fault=""), PassVerdict.PROBE),
-        (Facts(5, overflowed=True, fault="", fits_smallest=False), PassVerdict.HOPELESS),
-        (Facts(5, overflowed=True, fault="", fits_smallest=True), PassVerdict.LOWER),
+        (overflow(4, lost_recently=True), PassVerdict.LOWER),
+        (overflow(5, lost_recently=True), PassVerdict.CHECK_FORWARD),
+        (overflow(5, lost_recently=True, fault=""), PassVerdict.PROBE),
+        (overflow(5, fault="", fits_smallest=False), PassVerdict.HOPELESS),
+        (overflow(5, fault="", fits_smallest=True), PassVerdict.LOWER),
     ],
 )
 def test_actions_for_a_batch_that_may_run_again(facts: Facts, expected: PassVerdict) -> None:
@@ -135,16 +123,16 @@ def test_actions_for_a_batch_that_may_run_again(facts: Facts, expected: PassVerd
 @pytest.mark.parametrize(
     ("facts", "expected"),
     [
-        (Facts(overflowed=True), PassVerdict.CHECK_FORWARD),
-        (Facts(overflowed=True, fault=""), PassVerdict.LOWER),
-        (Facts(overflowed=True, fault="", lowered=False), PassVerdict.OVERFLOW),
+        (overflow(), PassVerdict.CHECK_FORWARD),
+        (overflow(fault=""), PassVerdict.LOWER),
+        (overflow(fault="", lowered=False), PassVerdict.OVERFLOW),
         # A single loss lowers a scale by one step; further ones only where that may help.
-        (Facts(overflowed=True, lost_recently=True), PassVerdict.CHECK_FORWARD),
-        (Facts(overflowed=True, lost_recently=True, fault=""), PassVerdict.PROBE),
-        (Facts(overflowed=True, fault="", fits_smallest=True), PassVerdict.LOWER),
-        (Facts(overflowed=True, fault="", fits_smallest=False), PassVerdict.HOPELESS),
-        (Facts(overflowed=True, fault="c"), PassVerdict.PROBE),
-        (Facts(overflowed=True, fault="c", fits_smallest=False), PassVerdict.NONFINITE_FORWARD),
+        (overflow(lost_recently=True), PassVerdict.CHECK_FORWARD),
+        (overflow(lost_recently=True, fault=""), PassVerdict.PROBE),
+        (overflow(fault="", fits_smallest=True), PassVerdict.LOWER),
+        (overflow(fault="", fits_smallest=False), PassVerdict.HOPELESS),
+        (overflow(fault="c"), PassVerdict.PROBE),
+        (overflow(fault="c", fits_smallest=False), PassVerdict.NONFINITE_FORWARD),
         (Facts(calibrated=False), PassVerdict.RERUN),
     ],
 )
