@@ -37,7 +37,6 @@ from .forward_fault import find_fault
 from .graph_cache import GraphCache
 from .layer_watch import LayerWatch
 from .leaf_gradients import NonfiniteGradients
-from .method_alphas import MethodAlphas
 from .passes.backward_pass import run_pass
 from .passes.hooked import PassInputs
 from .report import PassReport
@@ -123,14 +122,14 @@ class AdaptiveLossScaling:
         check_parameters("parameters", parameters)
         self.audience: Optional[Audience] = audience_of(monitors)
         non_homogeneous = strings("non_homogeneous", non_homogeneous, "type names of functions")
-        self._storage: NativeStorage = getattr(loss, "emulated_storage", NativeStorage())
+        emulation = loss if isinstance(loss, FormatEmulation) else None
+        self._storage = NativeStorage() if emulation is None else emulation.emulated_storage
         self.loss, self.variable = loss, variable_of(loss)
-        # Only a Sink has this property. Its output is uninitialized memory, in which no NaN counts.
+        # Only a Sink has this property. Its output is uninitialized memory, which may look like NaN.
         self._is_sink = properties_of(self.variable.parent.info.type_name).keeps_gradients
         self._reader = TailReader(self.variable, float_tail=float_tail)
-        # An emulation has usually just read it.
-        known = loss.graph if isinstance(loss, FormatEmulation) else None
-        graph, in_float, not_replaced = self._reader.find(known)
+        # The graph as the emulation has read it, if it has not changed since.
+        graph, in_float, not_replaced = self._reader.find(None if emulation is None else emulation.graph)
         if any(properties_of(type_name).scales for type_name in {*graph.described.type_names}):
             raise ValueError(
                 "loss scales itself already, by nnabla_adaloss.loss_scaling with a tracker: "
@@ -143,9 +142,8 @@ class AdaptiveLossScaling:
         stored = self._storage.narrowest or (Precision() if self.in_half else None)
         self.config = (config or AdaLossConfig()).for_network().for_storage(stored)
         self.kernels = select_kernels(self.variable.parent.context)
-        method_alphas = MethodAlphas(self.config)
-        self.delay = method_alphas.delay
-        self._chooser = Chooser(self.config, method_alphas)
+        self._chooser = Chooser(self.config)
+        self.delay = self._chooser.method_alphas.delay
         self._seed = LossSeed(self.variable, self.kernels.scaled_float32)
         policy = self.config.method.policy(HistoryPolicy() if history is None else history)
         self.components = Observations(Memory(policy.measured_every(self.config.iterations_per_measurement)))
@@ -170,7 +168,7 @@ class AdaptiveLossScaling:
 
     @property
     def undoable(self) -> List[Any]:
-        """Objects of the engine that a `savepoint` keeps between two iterations. See `go_back_to`."""
+        """Objects whose `undone` attributes a `savepoint` restores; then call `go_back_to`."""
         return [self, self._chooser.method_alphas, *self._graph.undoable, self._storage.drawn]
 
     def go_on_from(self, before: AdaptiveLossScaling) -> None:
@@ -179,7 +177,7 @@ class AdaptiveLossScaling:
         Raises:
             ValueError: it scales layers, or stores gradients, in another way.
         """
-        if before.config is not self.config and before.config != self.config:
+        if before.config != self.config:
             raise ValueError(
                 f"before scales layers in another way: {before.config}, and here {self.config}; "
                 "make both with the same config"
@@ -195,7 +193,7 @@ class AdaptiveLossScaling:
         self.go_back_to(before)
 
     def go_back_to(self, before: AdaptiveLossScaling) -> None:
-        """Continue from the engine at the start of this iteration, which a `savepoint` has restored."""
+        """Take over the measurements of the engine with which this iteration began, after a rollback."""
         self.iteration = before.iteration
         self.trained_on_infinite_loss = before.trained_on_infinite_loss
         self._graph.go_on_from(before._graph)
@@ -277,26 +275,27 @@ class AdaptiveLossScaling:
 
     @property
     def is_good(self) -> bool:
-        """True if the last pass was finite and its scales suffice, so that no verdict is needed."""
+        """True if the last pass was finite and its scales suffice, so that its gradients can be used."""
         return self.calibrated and not (self.result.found_inf or self.result.loss_is_nan)
 
     def overflowed(self, parameters: Callable[[], Iterable[nn.Variable]]) -> bool:
         """True if the last backward left the loss NaN, or gradients of these parameters not finite."""
-        if not self.result.found_inf:
+        if self.result.loss_is_nan or not self.result.found_inf:
             return self.result.loss_is_nan
-        # Infinities that a later function masks out, or in other parameters, do no harm.
-        return self.result.loss_is_nan or not self.kernels.gradients_are_finite(parameters())
+        # Other infinities do no harm: those of other parameters, and those that a later function masked out.
+        return not self.kernels.gradients_are_finite(parameters())
 
     def has_nothing_to_learn(self) -> bool:
         """True if the loss of the last batch, or every loss weight, is zero."""
         schedule = self.result.schedule
-        # Scalars at the loss have a gradient even where they multiply it by 0 for all that follow.
+        # The loss itself has the loss weight 1, even if scalars multiply all that follows by 0.
         scalars = schedule.components.scalar_components
         if not any(weight for index, weight in enumerate(schedule.loss_weights) if index not in scalars):
             return True
         # A loss that the storage rounded to zero is not zero.
         rounded = self._storage.data.get(hash(self.variable))
-        return not self.variable.d.any() and not (rounded is not None and rounded.underflowed)
+        was_rounded_to_zero = rounded is not None and bool(rounded.underflowed)
+        return not (self.variable.d.any() or was_rounded_to_zero)
 
     @property
     def forward_is_suspect(self) -> bool:
@@ -321,7 +320,7 @@ class AdaptiveLossScaling:
         return scales[position]
 
     def after_overflow(self) -> bool:
-        """Lower the scale that made the last backward overflow; False if at most a lower S0 can help.
+        """Lower the scale that made the last backward overflow; False if only a lower S0 may help.
 
         Call it when gradients that matter are not finite: those behind a mask do no harm.
         """
@@ -358,8 +357,7 @@ class AdaptiveLossScaling:
         self.trained_on_infinite_loss = self._result is not None and self._result.loss_is_infinite
         if step is not None:
             step()
-        # In a half context the next forward rounds the weights, so those that its pass would measure are
-        # measured now, with all their bits.
+        # In a half context the next forward rounds the weights: measure now those of the next pass's slice.
         if self.in_half and self._result is not None:
             prepared = self._graph.current()
             following = prepared.slice(prepared.schedules, self.iteration, self._result.schedule.given_scale)
@@ -454,24 +452,19 @@ class AdaptiveLossScaling:
                 `grad`, or `grad` has another shape, or the loss no longer needs a gradient.
             GraphChangedError: the graph was rewired while backward ran.
         """
-        if iteration is None:
-            # Loops of this package number their iterations, and do not divide.
-            if scale is not None:
-                _refuse_a_second_division(self)
-            iteration = self.iteration
-        else:
-            iteration = integer("iteration", iteration)
+        if iteration is None and scale is not None:
+            # Loops of this package, which do not divide, number their iterations.
+            _refuse_a_second_division(self)
+        iteration = self.iteration if iteration is None else integer("iteration", iteration)
         if scale is not None:
-            self._chooser.start_scale(scale)
+            self._chooser.start_scale(scale)  # only checks it
         check_seed(self.variable, grad)
-        # Forward updates the need for gradients, which is checked again.
+        # nnabla applies a `need_grad` that was set inside the graph with the next forward.
         prepared = self._graph.current(wiring=not graph_unchanged, marks=True)
         if not prepared.plan.nodes:
-            # `need_grad = False` was set inside the graph, which nnabla applies with the next forward.
             raise ValueError(NEEDS_NO_GRADIENT)
         if self._reader.moved:
-            # Raises if functions were moved to float since forward, which must then run again.
-            self._reader.before_backward()
+            self._reader.before_backward()  # raises if functions were moved to float since forward
         leaves = prepared.leaves
         # Read once: nnabla makes a new object for each access.
         masters = [leaf.grad for leaf in leaves.values()]
@@ -480,7 +473,8 @@ class AdaptiveLossScaling:
         loss_weights = prepared.loss_weights(scale, grad)
         self.components = self.components.before_pass(iteration)
         report: Optional[PassReport] = None
-        # Nonfinite gradients of an earlier batch, which nobody zeroed, would hide those of this one.
+        # Nonfinite gradients of an earlier batch, which nobody zeroed, would hide those of this one. Setting
+        # them aside zeroes them.
         if self._nonfinite.keys and self._nonfinite.set_aside(leaves):
             all_zero = all(map(is_zeroing, masters))
         hooks = function_pre_hook, function_post_hook
@@ -501,18 +495,17 @@ class AdaptiveLossScaling:
                 prepared,
                 decision,
                 inputs,
-                # Layers without arrays to look at are reported after the pass, which needs no hooks.
+                # If no monitor reads arrays, layers are reported after the pass, which then needs no hooks.
                 watch if watch is not None and watch.looks else None,
             )
             if watch is not None:
                 watch.finish()
             if decision.slice is not None:
-                # Gradients that are zero because the loss is zero say nothing about their usual size.
-                is_silent = not report.measurements.has_gradients and self.has_nothing_to_learn()
                 self.components = self.components.after_pass(
                     report.measurements,
                     completes_entry=decision.slice.last,
-                    informative=not is_silent,
+                    # Gradients that are zero because the loss is zero say nothing about their usual size.
+                    informative=report.measurements.has_gradients or not self.has_nothing_to_learn(),
                     # With delay=0 the batch runs again, with scales that follow from these statistics.
                     rerun=decision.measure_all and not (self.delay or rerun),
                 )
@@ -529,7 +522,7 @@ class AdaptiveLossScaling:
         prepared = self._graph.current()
         check_scale(scale)
         loss_weights = prepared.loss_weights(scale)
-        # Gradients grow with a loss weight above 1: the scale of their component falls by it.
+        # A loss weight above 1 enlarges gradients: divide the scale of their component by it.
         scales = [within_float32(scale / max(weight, 1.0)) for weight in loss_weights]
         decision = Decision(prepared.schedule(scales, scale, loss_weights), prepared.schedules)
         run_pass(self.loss, self._seed, prepared, decision, PassInputs(clear_buffer=True))

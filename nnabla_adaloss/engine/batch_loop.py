@@ -19,7 +19,7 @@ class Outcome(NamedTuple):
     verdict: PassVerdict = PassVerdict.GOOD
     facts: Facts = Facts()  # basis of the verdict
     layers: Tuple[str, ...] = ()  # all functions with nonfinite gradients, in backward order
-    component: str = ""  # first component where that showed; empty if unknown
+    component: str = ""  # first component with a nonfinite gradient; empty if unknown
     attempt: int = 0  # number of the pass in its iteration
 
     @property
@@ -34,14 +34,10 @@ class Outcome(NamedTuple):
 
     @property
     def where(self) -> str:
-        """First layer with a nonfinite gradient, and the first component where that showed, in words."""
+        """First layer with a nonfinite gradient, and the first component with one, in words."""
         if not self.layers:
             return "on another rank"
         return f"{self.layers[0]} (component {self.component})" if self.component else self.layers[0]
-
-
-def _nothing(*_: Any) -> bool:
-    return False
 
 
 class BatchLoop(NamedTuple):
@@ -51,9 +47,10 @@ class BatchLoop(NamedTuple):
     run_pass: Callable[[bool], Any]  # runs forward and backward; True: the same batch again
     parameters: Callable[[], Iterable[nn.Variable]]  # parameters whose gradients matter
     smallest_scale: float
-    lower: Callable[[], bool] = _nothing  # lowers other scales, if no scale of the network helps
-    on_overflow: Callable[[Outcome], Any] = _nothing  # after each pass that overflowed
-    on_repeat: Callable[[Outcome], Any] = _nothing  # before each repeated pass
+    # Lowers other scales, if those of components cannot be lowered; False: neither can these.
+    lower: Callable[[], bool] = lambda: False
+    on_overflow: Callable[[Outcome], Any] = lambda outcome: None  # after each pass that overflowed
+    on_repeat: Callable[[Outcome], Any] = lambda outcome: None  # before each repeated pass
 
     def run(self, rules: Rules) -> Outcome:
         """Run a batch until its gradients can be used, or no rule allows another pass."""
@@ -87,8 +84,8 @@ class BatchLoop(NamedTuple):
                 if measured.overflowed:
                     facts, outcome = measured, self._last_pass()
                 else:
-                    # Scales from its own gradients suffice, but these gradients are not used: the outcome is
-                    # still an overflow, and it runs again without measuring if `rules` allow, or is lost.
+                    # Scales from its own measurements suffice. The outcome is still that of the overflow: the
+                    # batch runs again, if `rules` allow that, or is lost.
                     facts = facts._replace(fits=True)
             elif verdict is PassVerdict.CHECK_FORWARD:
                 facts = facts._replace(fault=scaling.find_fault())
@@ -98,12 +95,12 @@ class BatchLoop(NamedTuple):
                 facts = facts._replace(lowered=scaling.after_overflow() or self.lower())
             else:
                 if verdict.lowers_nothing:
-                    # No scale helps: those lowered for this batch, in its `Observations`, rise again.
+                    # No scale helps, so that those lowered for this batch rise again.
                     scaling.components = scaling.components._replace(provisional={}, began=frozenset())
                 return outcome._replace(verdict=verdict, facts=facts)
 
     def _last_pass(self) -> Outcome:
-        """Outcome of the last pass, still without a verdict."""
+        """Outcome of the last pass, without a verdict."""
         scaling = self.scaling
         layers, component = tuple(scaling.found_inf), scaling.result.component or ""
         return Outcome(layers=layers, component=component, attempt=scaling.components.attempt)
@@ -142,13 +139,13 @@ class BatchLoop(NamedTuple):
         gradients = [v.grad for v in leaves.values()]
         snapshot = ArraySnapshot(scaling.kernels)
         snapshot.save(gradients)
-        # Backward adds to gradients: to the infinities of the overflow, if these were not zeroed.
+        # Backward adds to gradients: zero the infinities of the overflow.
         for gradient in gradients:
             gradient.zero()
         scaling.probe(self.smallest_scale)
         finite = scaling.kernels.gradients_are_finite(self.parameters())
         if finite:
-            # Most of these have underflowed, but would pass for gradients of a good batch. The nonfinite ones
-            # come back, by which all ranks see that the batch must run again, or is lost.
+            # Most of these have underflowed, and no update must use them. The nonfinite ones, which are
+            # restored, tell all ranks that the batch must run again, or is lost.
             snapshot.restore()
         return finite

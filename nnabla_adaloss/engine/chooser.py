@@ -51,8 +51,8 @@ class Decision(NamedTuple):
 class Chooser:
     """Makes the decisions about the passes of one loss."""
 
-    def __init__(self, config: AdaLossConfig, method_alphas: MethodAlphas) -> None:
-        self.method_alphas, self._config = method_alphas, config
+    def __init__(self, config: AdaLossConfig) -> None:
+        self.method_alphas, self._config = MethodAlphas(config), config
         # Factor by which the amax of a leaf's gradient may lie below the end of the range, so that gradients
         # `_NORMAL_SPAN` times smaller are still normal numbers. Merged components must keep it.
         stored = get_format(config.dtype or "float16")

@@ -53,16 +53,14 @@ class LayerWatch:
             )
 
     def ran(self, node: NodeStructure) -> None:
-        """Report each layer of a function that has run, once."""
+        """Report each layer of a function that has run, before nnabla frees its arrays."""
         for layer_input in node.layer_inputs:
-            record = self._records.pop(layer_input.layer, None)
-            if record is not None:
-                self._audience.tell(LayerScaled(record, self._look(node, layer_input)))
+            record = self._records.pop(layer_input.layer)
+            self._audience.tell(LayerScaled(record, self._look(node, layer_input)))
 
     def finish(self) -> None:
-        """Report the layers of a finished pass, unless `ran` has reported them."""
-        # Monitors that look at arrays got each layer from `ran`, before nnabla freed its arrays.
-        for record in () if self.looks else self._records.values():
+        """Report the layers of a finished pass that `ran` has not reported."""
+        for record in self._records.values():
             self._audience.tell(LayerScaled(record, LayerLook()))
 
     def _look(self, node: NodeStructure, layer_input: LayerInput) -> LayerLook:
@@ -77,19 +75,18 @@ class LayerWatch:
         }
 
         def read(name: str) -> Optional[GradientSeen]:
-            # `name`: a property of `LayerLook`. The gradient of a layer is its input's, which alpha scales.
+            # `name` is a property of `LayerLook`, where `gradient` is that of the input, which alpha scales.
             array = named["input_gradient" if name == "gradient" else name]
             if array.clear_called or not is_readable(array):
                 return None
-            statistics, exponents = self._kernels.exponent_histogram(array)
+            seen = self._kernels.exponent_histogram(array)
             key = keys[layer_input.weight if name == "weight" else layer_input.input]
             if name != "gradient":
-                stored = storage.data_format(key, array.size)
-                return GradientSeen(statistics, exponents, stored or self._format)
+                return GradientSeen(*seen, storage.data_format(key, array.size) or self._format)
             stored, rounded = storage.gradient_format(key, array.size), storage.gradients.get(key)
-            # Elements that an emulated storage has made 0, and infinite.
+            # Numbers of elements that an emulated storage has made 0, and infinite.
             lost = () if rounded is None else (rounded.underflowed, rounded.overflowed)
-            return GradientSeen(statistics, exponents, stored or self._format, *lost)
+            return GradientSeen(*seen, stored or self._format, *lost)
 
         def arrays() -> Dict[str, NDArray[np.float32]]:
             written = {n: x for n, x in named.items() if not x.clear_called and stored_dtype(x) is not None}

@@ -63,11 +63,11 @@ class MethodAlphas:
         self.unbounded = {}
         if self._needs is Needs.COMPONENTS:
             return None
-        # A measured S0 fits the layer with the largest gradients: alphas only enlarge the scales of others. A
-        # given S0 may be too large, and alphas may be less than 1.
+        # A measured S0 fits the layer with the largest gradients, so that others need alphas of 1 or more. A
+        # given S0 may be too large, and alphas then less than 1.
         lowest = 1.0 if s0_measured else 0.0
 
-        # `uncompensated` lacks the factor that makes up for a small loss weight, which bounds do not count.
+        # Bounds apply to `uncompensated`: the scale without the factor that makes up for a small loss weight.
         def method_alpha(layer: str, scale: float, uncompensated: float) -> Tuple[float, Reason]:
             node, layer_input = prepared.plan.layer_inputs[layer]
             loss_weight = loss_weights[prepared.components.of[node.outputs[0]]]
@@ -84,22 +84,24 @@ class MethodAlphas:
     def _inputs(
         self, prepared: PreparedGraph, layer: str, scale: float, loss_weight: float, iteration: int
     ) -> Optional[Tuple[Any, Any]]:
-        """Gradient and weight of a layer as the method needs them; None if they are unmeasured."""
+        """Gradient, at S = `scale`, and weight of a layer as the method needs them; None: unmeasured."""
         if self._needs is Needs.NOTHING:
             return None, None
         if self._needs is Needs.ARRAYS:
-            arrays = self._arrays.get(layer)
-            return arrays and (arrays[0] * np.float32(scale), arrays[1])
+            if layer not in self._arrays:
+                return None
+            unscaled, weight = self._arrays[layer]
+            return unscaled * np.float32(scale), weight
         node, layer_input = prepared.plan.layer_inputs[layer]
         g, w = prepared.statistics.gradient(node.outputs[0]), prepared.statistics.data(layer_input.weight)
         if g is None or w is None or not g.count:
             return None
-        # Unlike the arrays, statistics have been divided by the loss weight, too.
+        factor = scale * loss_weight  # unlike the arrays, statistics are divided by the loss weight, too
         if self._needs is not Needs.HISTORY:
-            return g.scaled(scale * loss_weight), w
+            return g.scaled(factor), w
         history = with_newest(self._histories.get(layer, ()), iteration, g, self._config)
         self._histories = {**self._histories, layer: history}
-        return tuple(one.scaled(scale * loss_weight) for _, one in history), w
+        return tuple(one.scaled(factor) for _, one in history), w
 
     def state_dict(self) -> Dict[str, List[Any]]:
         """Histories by layer, as plain numbers and lists, for `loaded`."""

@@ -135,8 +135,8 @@ class FinishedPass(NamedTuple):
                 amaxes[index] = amax
 
         for position, (statistics, scale) in self.gradients.items():
-            # A gradient that functions in float write and read is not stored in the format: it limits no
-            # scale but that of a component of scalars.
+            # A gradient between functions in float is not stored in the format: it limits only the scale of
+            # a component of scalars.
             is_stored = keys[position] in rounded if storage.rounds else position not in plan.in_float
             among_scalars = components.of.get(position) in components.scalar_components
             if position in plan.limiting_gradients and (is_stored or among_scalars):

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence, Set
+from typing import List, Optional, Sequence, Set
 
 import nnabla as nn
 import nnabla.functions as F
@@ -29,18 +29,10 @@ class Graph(graphs.Graph):
     def of(self, *variables: nn.Variable) -> List[int]:
         return list(map(self.index, variables))
 
-    def function(self, layer: str) -> Any:
-        (found,) = (n for n in self.structure.nodes if n.label == f"{layer}/affine")
-        return found
-
     def overflowed(self, *bad: nn.Variable, biases: Sequence[str] = ()) -> Optional[int]:
-        numbers = [self.function(layer).number for layer in biases]
-        return first_overflow(
-            self.structure,
-            self.components,
-            {self.position(v) for v in bad},
-            {n: self.components.of[self.structure.by_number[n].outputs[0]] for n in numbers},
-        )
+        layers, of = [f"{layer}/affine" for layer in biases], self.components.of
+        of_biases = {n.number: of[n.outputs[0]] for n in self.structure.nodes if n.label in layers}
+        return first_overflow(self.structure, self.components, {self.position(v) for v in bad}, of_biases)
 
     def unseen(self, overflowed: nn.Variable, *seen: nn.Variable) -> Set[int]:
         return suspected_predecessors(self.components, self.of(overflowed)[0], {*self.of(*seen)})
