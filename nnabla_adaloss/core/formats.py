@@ -72,8 +72,8 @@ class Format:
             )
         if self.mantissa_bits == 23 and (self.max, self.smallest_normal) != (largest, 2.0**-126):
             raise ValueError(
-                f"mantissa_bits=23 of {self.name} must have the range of float32: with as many bits, none is "
-                "rounded to a narrower range"
+                f"mantissa_bits=23 of {self.name} must have the range of float32: emulation rounds to fewer "
+                "bits only"
             )
         if self.smallest_subnormal != math.ldexp(self.smallest_normal, -self.mantissa_bits):
             raise ValueError(
@@ -114,7 +114,7 @@ class Format:
     @property
     def rounds_float32(self) -> bool:
         """True if float32 has numbers that this format lacks."""
-        return (self.max, self.smallest_subnormal) != (FLOAT32.max, FLOAT32.smallest_subnormal)
+        return self.mantissa_bits < FLOAT32.mantissa_bits
 
     @property
     def bits(self) -> int:
@@ -181,7 +181,7 @@ def canonical_name(name: str) -> str:
 
 
 def name_of(name_or_dtype: object) -> str:
-    """Name of a format, known or not, given by a name or as a dtype of NumPy's; empty for anything else."""
+    """Name of a format, given by a name or a dtype of NumPy's, known or not; empty for anything else."""
     if isinstance(name_or_dtype, np.dtype):
         return name_or_dtype.name
     if isinstance(name_or_dtype, type) and issubclass(name_or_dtype, np.generic):

@@ -223,8 +223,7 @@ class Observations(NamedTuple):
             measured_all=self.measured_all or measured.measured_all,
             calibrated=self.calibrated and not rerun,
         )
-        unit_amaxes_before = self.unit_amaxes_of(names)
-        return after._after_first_measurement(unit_amaxes_before, measured)
+        return after._after_first_measurement(self, measured)
 
     def _after_finite_pass(self, unit_amaxes: _Amaxes, shows_every_overflow: bool) -> Observations:
         """Drop provisional amaxes after a finite pass over the same batch, which measured every gradient; if
@@ -238,20 +237,16 @@ class Observations(NamedTuple):
         )
         return self._with_lost(self.lost_now if explained else _larger(self.lost_now, suspects))
 
-    def _after_first_measurement(
-        self, unit_amaxes_before: Sequence[Optional[float]], measured: PassMeasurements
-    ) -> Observations:
-        """Decide if the pass just added requires a rerun, for components that were unmeasured or zero until
-        then; `unit_amaxes_before`: of all components, before the pass.
-        """
+    def _after_first_measurement(self, before: Observations, measured: PassMeasurements) -> Observations:
+        """Decide if components that were unmeasured or zero `before` this pass require a rerun."""
         components, loss_weights = measured.schedule.components, measured.schedule.loss_weights
+        names, unit_amaxes_before = components.names, before.unit_amaxes_of(components.names)
         # A slice in which all is zero says nothing new about a component that was zero before.
         without_amax = (None, 0.0) if measured.measured_all or measured.has_gradients else (None,)
         new = {i for i in components.computed if loss_weights[i] and unit_amaxes_before[i] in without_amax}
         if not new:
             return self
-        names, scales = components.names, measured.schedule.component_scales
-        unit_amaxes = self.unit_amaxes_of(names)
+        scales, unit_amaxes = measured.schedule.component_scales, self.unit_amaxes_of(names)
         nonzero = {index for index in new if unit_amaxes[index]}
         rerun = any(
             self._limit(self.now[names[i]], loss_weights[i], measured.u_max[i])
@@ -319,7 +314,7 @@ class Observations(NamedTuple):
 
     @property
     def _learned(self) -> _Amaxes:
-        """Amaxes of this iteration; zeros for new components if it is not informative."""
+        """Amaxes of this iteration; if it is not informative, only zeros, for components without a window."""
         if self.informative:
             return self.now
         return {name: 0.0 for name in self.now if name not in self.memory.windows}
@@ -339,7 +334,7 @@ class Observations(NamedTuple):
         return after._replace(
             completes_entry=any(message[_COMPLETES_ENTRY][0] for message in messages),
             now=_largest(_AMAX, messages),
-            informative=True,
+            informative=True,  # amaxes of other iterations are not shared
         )
 
     @property
@@ -357,7 +352,7 @@ class Observations(NamedTuple):
         )
 
     def after_iteration(self, *, good: bool = False) -> Observations:
-        """End the iteration; unless it ended `good`, provisional amaxes are kept as those of a lost batch."""
+        """End the iteration, and keep what is `remembered`."""
         return self._replace(memory=self.remembered(good=good)).without_iteration()
 
     def without_iteration(self) -> Observations:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was measured of components, and what a next pass has room for."""
+"""Measurements of components, and the scale limits that follow from them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from nnabla_adaloss.core.schedule import ScaleSchedule
 pytestmark = pytest.mark.any_context
 
 NAMES = ["loss", "a", "b", "c"]
-# Each before the next, which a layer leads to.
+# A layer leads from each component to the next.
 EDGES = [Edge(index, index + 1, f"layer {index}", -1) for index in range(3)]
 COMPONENTS = Components({}, NAMES, frozenset({0}), {}, EDGES, frozenset({0}))
-# The loss itself has one element, which may be larger.
+# Ends of the ranges: the loss is a scalar, in a wider format.
 LIMITS = 2.0**16, 2.0**10, 2.0**10, 2.0**10
 ONES = 1.0, 1.0, 1.0, 1.0
 # The scales for gradients of 1.
@@ -28,7 +28,7 @@ SCALES = 2.0**14, 2.0**8, 2.0**8, 2.0**8
 
 
 class ComponentScales:
-    """What is known of components, one `Observations` after the other."""
+    """The latest `Observations`: methods that return new ones replace them."""
 
     def __init__(self, policy: HistoryPolicy) -> None:
         self.seen = Observations(Memory(policy))
@@ -45,9 +45,6 @@ class ComponentScales:
             return result
 
         return called
-
-    def forget(self) -> None:
-        self.seen = Observations(Memory(self.seen.memory.policy))
 
 
 def shown(
@@ -86,9 +83,7 @@ def see(
     completes_entry: bool = True,
     informative: bool = True,
 ) -> None:
-    """A pass with the scales there is room for, or else with 1; `completes_entry`: of the windows,
-    `informative`: the loss is not zero.
-    """
+    """A pass at the scale limits, or at 1 where there is none, that measures these amaxes by component."""
     scales.before_pass(scales.iteration)
     used = [scale or 1.0 for scale in of_all(scales, weights)]
     amax = {index: magnitude for index, magnitude in enumerate(magnitudes) if magnitude is not None}
@@ -153,16 +148,16 @@ def test_a_large_loss_weight_lowers_the_lowest_scale_and_a_small_one_raises_none
         lowest, highest = of_all(scales, (1.0, weight, weight, weight))[1:3]
         assert lowest == 2.0**-10 / max(weight, 1.0)
         assert highest == 2.0**20 / max(weight, 1.0)
-    # Of which float32 holds the reciprocal.
+    # float32 holds the reciprocals of all scales.
     assert of_all(scales, (1.0, 2.0**-120, 2.0**120, 2.0**120)) == [2.0**14, 2.0**20, 2.0**-100, 2.0**-100]
 
 
 def test_an_inactive_component_is_neither_measured_nor_reported() -> None:
     scales = scales_with(1.0, 1.0, 1.0)
-    absent = 1.0, 0.0, 1.0, 0.0
-    see(scales, 1.0, 2.0**5, 2.0, 2.0**5, weights=absent, measured_all=True)
+    inactive = 1.0, 0.0, 1.0, 0.0
+    see(scales, 1.0, 2.0**5, 2.0, 2.0**5, weights=inactive, measured_all=True)
     assert scales.calibrated
-    assert limits(scales, absent).limits == [2.0**14, None, 2.0**7, None]
+    assert limits(scales, inactive).limits == [2.0**14, None, 2.0**7, None]
     assert scales.unit_amaxes_of(NAMES) == [1.0, 1.0, 2.0, None]
     scales.after_iteration()
     assert windows(scales) == {"loss": [1.0], "a": [1.0], "b": [2.0]}
@@ -175,7 +170,7 @@ def test_an_overflow_does_not_lower_inactive_components() -> None:
     assert limits(scales, weights).provisional == {1: 2.0**8, 3: 2.0**8}
     assert of_all(scales, weights) == [2.0**14, 2.0**8, None, 2.0**8]
     assert scales.unit_amaxes_of(["b"])[0] == 1.0
-    # With another loss weight in the next batch it is as much lower.
+    # A larger loss weight in the next batch lowers the scale in proportion.
     scales.after_lost_batch()
     assert of_all(scales) == [2.0**14, 2.0**4, 2.0**8, 2.0**4]
     assert limits(scales).provisional == {}
@@ -184,15 +179,15 @@ def test_an_overflow_does_not_lower_inactive_components() -> None:
 # Overflows.
 
 
-def test_an_overflow_lowers_its_component_and_all_behind() -> None:
+def test_an_overflow_lowers_its_component_and_all_descendants() -> None:
     scales = scales_with(1.0, 1.0, 1.0, 1.0)
     assert overflow(scales, "a", *SCALES)
     assert of_all(scales) == [2.0**14, 2.0**4, 2.0**4, 2.0**4]
-    # From the scale that the pass has used, which may be smaller than what there is room for.
+    # The scale that the pass has used is lowered, also if it is below the limit.
     assert overflow(scales, "b", 2.0**14, 2.0**4, 2.0**4, 2.0**2)
     assert of_all(scales) == [2.0**14, 2.0**4, 1.0, 2.0**-2]
     assert scales.provisional
-    # What nothing is known of follows from what is before it.
+    # The scale of an unmeasured component follows from its predecessor.
     scales = scales_with(1.0, 1.0, 1.0)
     overflow(scales, "a", *SCALES)
     assert limits(scales).provisional == {1: 2.0**4, 2: 2.0**4}
@@ -217,12 +212,10 @@ def test_a_lost_batch_leaves_its_provisional_amaxes(end: Callable[[Observations]
     scales.seen = end(scales.seen)
     assert not scales.provisional
     assert of_all(scales) == [2.0**14, 2.0**4, 2.0**4, 2.0**4]
-    # The next batch is measured on top of it.
+    # A smaller amax in the next batch does not replace them.
     see(scales, 1.0, 2.0**2, 2.0**2, 2.0**2)
     scales.after_iteration()
     assert of_all(scales) == [2.0**14, 2.0**4, 2.0**4, 2.0**4]
-    scales.forget()
-    assert of_all(scales) == [None] * 4
 
 
 def test_both_lost_batches_of_an_iteration_stay() -> None:
@@ -264,7 +257,7 @@ def good(scales: ComponentScales, iterations: int, unit_amax: float = 1.0) -> No
         see(scales, 1.0, unit_amax, 1.0, 1.0)
 
 
-def test_the_gains_of_a_lost_batch_are_remembered_for_2000_iterations() -> None:
+def test_the_amaxes_of_a_lost_batch_are_remembered_for_2000_iterations() -> None:
     scales = scales_with(1.0, 1.0, 1.0, 1.0, window=2)
     lose(scales, "b")
     assert scales.lost_recently
@@ -283,22 +276,22 @@ def test_the_larger_of_two_losses_is_remembered() -> None:
 
 
 @pytest.mark.parametrize(("unit_amax", "renewed"), [(2.0, True), (1.99, False)])
-def test_a_batch_that_comes_near_a_lost_one_renews_that(unit_amax: float, renewed: bool) -> None:
+def test_a_batch_that_comes_near_a_lost_one_confirms_its_amax(unit_amax: float, renewed: bool) -> None:
     scales = scales_with(1.0, 1.0, 1.0, 1.0, window=2)
     lose(scales)
     good(scales, 1500)
     good(scales, 1, unit_amax)
     good(scales, 1500)
     assert scales.unit_amaxes_of(["a"])[0] == (2.0**4 if renewed else 1.0)
-    # What is behind it did not show it.
+    # Its descendants did not come near theirs.
     assert scales.unit_amaxes_of(["c"])[0] == 1.0
 
 
 @pytest.mark.parametrize(("unit_amax", "falls_to"), [(4.5, 36.0), (3.9, 1.0)])
-def test_a_lost_amax_that_no_batch_comes_near_falls_to_the_largest_shown(
+def test_a_lost_amax_that_no_batch_confirms_falls_to_what_the_largest_confirms(
     unit_amax: float, falls_to: float
 ) -> None:
-    """A rare batch whose gain sinks as it is learned; windows leave room for four times what they hold."""
+    """A rare batch whose gradients shrink as it is learned; the margin is 4."""
     scales = scales_with(1.0, 1.0, 1.0, 1.0, window=2)
     scales.before_pass(scales.iteration + 1)
     for _ in range(2):
@@ -312,7 +305,7 @@ def test_a_lost_amax_that_no_batch_comes_near_falls_to_the_largest_shown(
     assert scales.unit_amaxes_of(["a"])[0] == 1.0
 
 
-def test_what_is_shown_once_counts_for_one_term() -> None:
+def test_a_batch_confirms_a_lost_amax_for_one_term() -> None:
     memory = scales_with(1.0, 1.0, 1.0, 1.0).memory
     terms = [
         (1, {}, {"a": 2.0**8}, (2.0**8, 2001, 0.0)),
@@ -328,13 +321,13 @@ def test_what_is_shown_once_counts_for_one_term() -> None:
         assert memory.lost.get("a") == expected
 
 
-def test_a_lost_batch_leaves_nothing_that_its_scales_had_room_for() -> None:
+def test_amaxes_of_a_lost_batch_within_the_margin_are_not_remembered() -> None:
     scales = scales_with(1.0, 1.0, 1.0, 1.0)
     see(scales, 1.0, 4.0, 5.0)
     scales.after_lost_batch()
     scales.after_iteration()
     assert {name: one.unit_amax for name, one in scales.memory.lost.items()} == {"b": 5.0}
-    # Nor of a first batch.
+    # Nor are those of a first batch.
     scales = ComponentScales(HistoryPolicy())
     lose(scales)
     scales.after_iteration()
@@ -366,7 +359,7 @@ def test_lost_amaxes_are_saved_and_older_states_lack_them() -> None:
 
 
 @pytest.mark.parametrize(("unit_amaxes", "learned"), [((1.0, 1.0, 1.0), True), ((2.0**5, 1.0, 1.0), False)])
-def test_an_overflow_within_a_function_is_remembered_though_no_gradient_shows_it(
+def test_an_overflow_within_a_function_is_remembered(
     unit_amaxes: Tuple[float, float, float], learned: bool
 ) -> None:
     scales = scales_with(1.0, 1.0, 1.0, 1.0)
@@ -375,7 +368,7 @@ def test_an_overflow_within_a_function_is_remembered_though_no_gradient_shows_it
         overflow(scales, "a", *[scale or 1.0 for scale in of_all(scales)])
     see(scales, 1.0, *unit_amaxes, measured_all=True)
     scales.after_iteration()
-    # What is behind it was only lowered with it.
+    # Its descendants were only lowered with it.
     assert [(name, one.unit_amax) for name, one in scales.memory.lost.items()] == [("a", 2.0**8)] * learned
     assert of_all(scales) == [2.0**14, 2.0**0 if learned else 2.0**3, 2.0**8, 2.0**8]
 
@@ -422,12 +415,11 @@ def test_predecessors_that_the_pass_did_not_measure_are_lowered_with_an_overflow
     scales = scales_with(1.0, 1.0, b, 1.0)
     assert overflow(scales, "c", *SCALES, suspected={NAMES.index("b")})
     assert limits(scales).provisional == {2: 2.0**4, 3: 2.0**4}
-    # Only what was seen to overflow has shown how large it is.
     assert scales.shared() == message(lost={"b": 2.0**4, "c": 2.0**4})
 
 
 @pytest.mark.parametrize("weight", [2.0**-10, 1.0, 2.0**10])
-def test_an_overflow_at_the_floor_is_no_matter_of_the_scale(weight: float) -> None:
+def test_an_overflow_at_the_lowest_scale_lowers_none(weight: float) -> None:
     scales = scales_with(1.0, 1.0)
     weights, lowest = (1.0, weight, 1.0, 1.0), scales.memory.policy.min_scale / max(weight, 1.0)
     assert overflow(scales, "a", 1.0, 2.0 * lowest, 1.0, 1.0, weights=weights)
@@ -435,7 +427,7 @@ def test_an_overflow_at_the_floor_is_no_matter_of_the_scale(weight: float) -> No
 
 
 def test_a_loss_weight_that_a_logarithm_undoes_is_no_reason_to_give_up() -> None:
-    """Of `log(loss * 2**-46)`: the gain is 2**46, which no scale holds that was divided by the weight."""
+    """Of `log(loss * 2**-46)`: the unit amax is 2**46, and a scale divided by the weight would overflow."""
     scales = scales_with(1.0, 2.0**46)
     weights = 1.0, 2.0**-46, 1.0, 1.0
     assert of_all(scales, weights)[1] == 2.0**8
@@ -452,7 +444,7 @@ def test_descendants_of_an_overflow_start_from_their_limit_if_the_pass_used_more
     assert limits(scales).provisional == {2: 2.0**6, 3: 2.0**4}
 
 
-def test_no_scale_rises_after_an_overflow_and_none_is_shared() -> None:
+def test_no_scale_rises_after_an_overflow_and_none_is_equalized() -> None:
     scales = scales_with(1.0, 1.0, 1.0, 1.0)
     overflow(scales, "b", 2.0**14, 2.0**8, 2.0**6, 2.0**7)
     found = limits(scales)
@@ -463,16 +455,16 @@ def test_no_scale_rises_after_an_overflow_and_none_is_shared() -> None:
     assert limits(scales).equalize
 
 
-# When the same batch runs once more.
+# Reruns of a batch.
 
 
-def test_it_is_settled_when_a_first_look_shows_that_the_scale_would_do() -> None:
+def test_a_batch_is_calibrated_unless_a_first_measurement_shows_a_far_higher_limit() -> None:
     scales = ComponentScales(HistoryPolicy())
     see(scales, 2.0**12, 2.0**6)
     assert scales.calibrated
     see(scales, 2.0**12, 2.0**6, 2.0**5)
     assert not scales.calibrated
-    # What it would be without the loss weight is no matter.
+    # The limits at the batch's loss weights decide.
     scales = ComponentScales(HistoryPolicy())
     see(scales, 2.0**12, 2.0**6, 2.0**5, weights=(1.0, 2.0**-3, 2.0**-3, 1.0))
     assert not scales.calibrated
@@ -483,12 +475,12 @@ def test_it_is_settled_when_a_first_look_shows_that_the_scale_would_do() -> None
 @pytest.mark.parametrize(
     ("passes", "calibrated"),
     [
-        # Nothing shows: the same batch would show as little.
+        # All is zero, and would be zero again.
         ([(0.0, 0.0, 0.0)], [True]),
-        # One after the other shows, until a pass shows nothing new.
+        # One after the other becomes nonzero, until a pass shows nothing new.
         ([(2.0**6, 0.0, 0.0), (2.0**6, 2.0**6, 0.0), (2.0**6, 2.0**6, 0.0)], [False, False, True]),
         ([(2.0**6, 0.0, 0.0), (2.0**6, 0.0, 0.0)], [False, True]),
-        # What stays zero before what shows gets no better by its scale.
+        # A successor's scale does not change zeros of its predecessors.
         ([(0.0, 0.0, 2.0**6), (0.0, 0.0, 2.0**6)], [True, True]),
         ([(2.0**6, 2.0**6, 2.0**6)], [True]),
     ],
@@ -501,7 +493,7 @@ def test_a_first_nonzero_gradient_may_reveal_descendants_in_one_more_run(
         see(scales, None, *magnitudes, measured_all=True)
         found.append(scales.calibrated)
     assert found == calibrated
-    # In the next batch what stayed zero is no news.
+    # In the next batch, components that stayed zero are no longer new.
     scales.after_iteration()
     see(scales, None, *passes[-1], measured_all=True)
     assert scales.calibrated
@@ -520,7 +512,7 @@ def test_underflow_at_the_loss_is_measured_once_more_only(layer: Optional[str]) 
                 completes_entry=True,
             )
             found.append(scales.calibrated)
-            # Known from the first batch on.
+            # From the second iteration on, a window has the zero.
             known = layer is not None or iteration > 0
             assert scales.limits(components, ONES, LIMITS).underflowed == (set() if known else {1})
         scales.after_iteration()
@@ -543,7 +535,7 @@ def test_a_second_measurement_in_an_iteration_is_not_repeated_for_inactive_compo
 @pytest.mark.parametrize(
     ("known", "largest", "measured_all", "calibrated"),
     [
-        # Of what was zero, a pass tells that has measured everything, or in which anything is not.
+        # A zero is measured again by a pass that measures all, or has a nonzero gradient.
         (0.0, [0.0, 1.0], False, False),
         (0.0, [0.0, 0.0], True, False),
         (0.0, [0.0, 0.0], False, True),
@@ -551,7 +543,7 @@ def test_a_second_measurement_in_an_iteration_is_not_repeated_for_inactive_compo
         (1.0, [0.0, 1.0], True, True),
     ],
 )
-def test_a_zero_that_becomes_visible_repeats_a_batch_with_gradients(
+def test_a_zero_that_becomes_nonzero_repeats_a_batch(
     known: Optional[float], largest: Sequence[float], *, measured_all: bool, calibrated: bool
 ) -> None:
     scales = scales_with(1.0, 1.0, known)
@@ -579,7 +571,7 @@ def test_arrays_that_backward_does_not_write_count_as_zeros_in_a_full_measuremen
     scales = ComponentScales(HistoryPolicy())
     assert limits(scales).unit_amaxes == [None] * 4
     see(scales, 1.0, 2.0)
-    # What overflows hides what is behind it.
+    # An overflow hides the gradients of descendants.
     found = shown([1.0] * 4, measured_all=True, finite=False, overflowed=1)
     scales.after_pass(found, completes_entry=True)
     assert limits(scales).unit_amaxes == [1.0, 2.0, None, None]
@@ -591,34 +583,34 @@ def test_arrays_that_backward_does_not_write_count_as_zeros_in_a_full_measuremen
 # Windows.
 
 
-def one_share(
+def measure_slice(
     scales: ComponentScales, *magnitudes: Optional[float], completes_entry: bool = False, **options: Any
 ) -> None:
-    """An iteration that measures a part of what makes an entry."""
+    """An iteration that measures one slice."""
     see(scales, *magnitudes, completes_entry=completes_entry, **options)
     scales.after_iteration()
 
 
 def windows(scales: ComponentScales) -> Dict[str, List[float]]:
-    """All entries, the older ones first; those that no larger one hides."""
+    """Entries of each window, the older ones first, without those that a newer one exceeds."""
     return {n: [v for _, v in w[1]] for n, w in scales.remembered().state_dict()["windows"].items()}
 
 
 def test_batches_whose_loss_is_zero_push_nothing_out_of_a_window() -> None:
     scales = scales_with(1.0, 4.0, 0.0, window=2)
-    one_share(scales, 1.0, 2.0, 0.0, 3.0, completes_entry=True)
+    measure_slice(scales, 1.0, 2.0, 0.0, 3.0, completes_entry=True)
     before = windows(scales)
     assert before == {"loss": [1.0], "a": [4.0, 2.0], "b": [0.0], "c": [3.0]}
     for _ in range(1000):
-        # Nor does what is not zero in them, as what a mean hands on.
-        one_share(scales, None, 9.0, 0.0, 0.0, completes_entry=True, informative=False)
+        # Nor do their nonzero gradients, such as that of a mean.
+        measure_slice(scales, None, 9.0, 0.0, 0.0, completes_entry=True, informative=False)
     assert windows(scales) == before
-    # What is absent pushes nothing out, either.
-    one_share(scales, None, 9.0, 9.0, 9.0, completes_entry=True, weights=(1.0, 0.0, 0.0, 0.0))
+    # Inactive components push nothing out, either.
+    measure_slice(scales, None, 9.0, 9.0, 9.0, completes_entry=True, weights=(1.0, 0.0, 0.0, 0.0))
     assert windows(scales) == before
-    # Where the loss is not zero, gradients have become smaller than what the format holds.
+    # With a loss, zeros are gradients that have underflowed.
     for _ in range(2):
-        one_share(scales, 1.0, 1.0, 0.0, 0.0, completes_entry=True)
+        measure_slice(scales, 1.0, 1.0, 0.0, 0.0, completes_entry=True)
     assert windows(scales) == {"loss": [1.0], "a": [1.0], "b": [0.0], "c": [0.0]}
 
 
@@ -640,31 +632,31 @@ def test_one_batch_with_a_loss_among_several_of_an_iteration_suffices(informativ
     assert windows(scales) == {"loss": [1.0], "a": [0.25]}
 
 
-def test_the_shares_of_a_cycle_make_one_entry() -> None:
+def test_the_slices_of_a_cycle_make_one_entry() -> None:
     scales = scales_with(1.0, 1.0, 1.0, 1.0, window=2)
     before = windows(scales)
-    # Whatever the loss weights were meanwhile.
-    one_share(scales, None, 2.0**-9, weights=(1.0, 2.0**-10, 1.0, 1.0))
-    one_share(scales, None, 0.5, 0.25)
+    # Their loss weights may differ.
+    measure_slice(scales, None, 2.0**-9, weights=(1.0, 2.0**-10, 1.0, 1.0))
+    measure_slice(scales, None, 0.5, 0.25)
     assert windows(scales) == before
     assert scales.remembered().state_dict()["partial"] == {"a": 2.0, "b": 0.25}
-    # What grows counts at once; what shrinks, when the window has forgotten what was there.
+    # A larger amax lowers a scale at once; a smaller one raises it when the larger have left the window.
     assert of_all(scales) == [2.0**14, 2.0**7, 2.0**8, 2.0**8]
-    one_share(scales, 0.5, None, None, 0.125, completes_entry=True)
+    measure_slice(scales, 0.5, None, None, 0.125, completes_entry=True)
     assert scales.remembered().state_dict()["partial"] == {}
     assert windows(scales) == {"loss": [1.0, 0.5], "a": [2.0], "b": [1.0, 0.25], "c": [1.0, 0.125]}
     for _ in range(2):
-        one_share(scales, None, 0.25, 0.25)
-        one_share(scales, 0.5, None, None, 0.125, completes_entry=True)
+        measure_slice(scales, None, 0.25, 0.25)
+        measure_slice(scales, 0.5, None, None, 0.125, completes_entry=True)
     assert of_all(scales) == [2.0**15, 2.0**10, 2.0**10, 2.0**11]
 
 
-def test_it_goes_on_in_the_middle_of_a_cycle() -> None:
+def test_a_state_may_be_saved_in_the_middle_of_a_cycle() -> None:
     scales = scales_with(1.0, 1.0, 1.0)
-    one_share(scales, None, 2.0)
+    measure_slice(scales, None, 2.0)
     see(scales, None, None, 4.0, completes_entry=False)
     state = json.loads(json.dumps(scales.remembered().state_dict()))
-    # The iteration ends with the state, but not for those who go on.
+    # The iteration has ended in the state, but not in the running training.
     assert state["partial"] == {"a": 2.0, "b": 4.0}
     assert scales.shared() == message(b=4.0)
     other = ComponentScales(HistoryPolicy())
@@ -672,7 +664,7 @@ def test_it_goes_on_in_the_middle_of_a_cycle() -> None:
     scales.after_iteration()
     for one in (scales, other):
         assert of_all(one) == [2.0**14, 2.0**7, 2.0**6, None]
-        one_share(one, 0.5, completes_entry=True)
+        measure_slice(one, 0.5, completes_entry=True)
     assert other.remembered().state_dict() == scales.remembered().state_dict()
     assert windows(other) == {"loss": [1.0, 0.5], "a": [2.0], "b": [4.0]}
 
@@ -680,7 +672,7 @@ def test_it_goes_on_in_the_middle_of_a_cycle() -> None:
 def test_other_ranks_do_not_know_of_single_batches_until_the_iteration_ends() -> None:
     scales = scales_with(1.0, 1.0)
     assert not scales.measured_all
-    # Batches of one iteration: what the second one shows is a share, as on all ranks.
+    # Two batches of one iteration: the second one measures a slice.
     see(scales, 1.0, 2.0, measured_all=True)
     see(scales, 1.0, 1.0)
     assert scales.measured_all

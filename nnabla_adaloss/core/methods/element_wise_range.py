@@ -35,9 +35,9 @@ class AbsRange(Method):
         """Compute the scale from statistics; without `W`, `fan_in` is not used."""
         if g.abs_max == 0.0 or (W is not None and W.abs_max == 0.0):
             return 1.0
-        weight_min, terms = (1.0, 1.0) if W is None else (W.abs_min, fan_in)
-        lower = range.u_min / terms / max(g.abs_min * weight_min, _SMALLEST_PRODUCT)
-        return clamp_scale(min(max(lower, 1.0), overflow_limit(g, W, terms, range.u_max)))
+        smallest, terms = (g.abs_min, 1.0) if W is None else (g.abs_min * W.abs_min, fan_in)
+        lower = range.u_min / terms / max(smallest, _SMALLEST_PRODUCT)
+        return clamp_scale(min(max(lower, 1.0), overflow_limit(g, W, fan_in, range.u_max)))
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,6 @@
 from __future__ import annotations
 
 import math
-import sys
-import types
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -43,12 +41,13 @@ def test_built_in_names() -> None:
     assert all(type(resolve_method(name)) is method for name, method in METHODS.items())
 
 
-def test_a_function_is_found_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = types.ModuleType("methods_of_a_user")
-    module.constant = lambda g, W, *, config, fan_in: 4.0
-    monkeypatch.setitem(sys.modules, "methods_of_a_user", module)
-    method = resolve_method("methods_of_a_user:constant")
-    assert method.function is module.constant
+def constant(g: Any, W: Any, *, config: AdaLossConfig, fan_in: float) -> float:
+    return 4.0
+
+
+def test_a_function_is_found_by_name() -> None:
+    method = resolve_method(f"{__name__}:constant")
+    assert method.function is constant
     assert method.needs is Needs.ARRAYS
 
 
@@ -74,11 +73,8 @@ class OfAUser(Method):
         return range.u_max / (self.margin * g.abs_max)
 
 
-def test_a_method_takes_its_parameters_from_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = types.ModuleType("methods_of_a_user")
-    module.OfAUser = OfAUser
-    monkeypatch.setitem(sys.modules, "methods_of_a_user", module)
-    config = AdaLossConfig(loss_scale_method="methods_of_a_user:OfAUser", n_uf_threshold=0.25)
+def test_a_method_takes_its_parameters_from_the_configuration() -> None:
+    config = AdaLossConfig(loss_scale_method=f"{__name__}:OfAUser", n_uf_threshold=0.25)
     assert config.method == AdaLossConfig(loss_scale_method=OfAUser, n_uf_threshold=0.25).method
     assert config.method == OfAUser(n_uf_threshold=0.25, margin=2.0)
 
