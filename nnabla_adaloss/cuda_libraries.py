@@ -12,7 +12,7 @@ import ctypes
 import importlib.util
 from contextlib import suppress
 from pathlib import Path
-from typing import Dict, Iterable, List, Mapping, Optional, Sequence
+from typing import Dict, Mapping, Optional, Sequence
 
 _CUDA_11 = "cudart.so.11.0 cublasLt.so.11 cublas.so.11 curand.so.10 cufft.so.10 cudnn.so.8"
 # A library comes after its dependencies: cuSOLVER and cuDNN need both parts of cuBLAS.
@@ -29,9 +29,16 @@ LIBRARIES_BY_CUDA_VERSION: Mapping[str, Sequence[str]] = {
 extension's name."""
 
 
-def find_extension_library(folders: Iterable[Path]) -> Optional[Path]:
-    """Find `libnnabla_cuda-<CUDA version>_<cuDNN version>.so` in the folders of `nnabla_ext`, if any."""
-    return next((path for folder in folders for path in folder.glob("cuda/libnnabla_cuda-*.so")), None)
+def find_file(package: str, pattern: str) -> Optional[Path]:
+    """Find a file in the folders of a package, if any, without importing it."""
+    spec = importlib.util.find_spec(package)
+    folders = (spec and spec.submodule_search_locations) or ()
+    return next((path for folder in folders for path in Path(folder).glob(pattern)), None)
+
+
+def find_extension_library() -> Optional[Path]:
+    """Find `libnnabla_cuda-<CUDA version>_<cuDNN version>.so` of nnabla's GPU extension, if any."""
+    return find_file("nnabla_ext", "cuda/libnnabla_cuda-*.so")
 
 
 def cuda_version_of(extension_library: Path) -> str:
@@ -39,27 +46,18 @@ def cuda_version_of(extension_library: Path) -> str:
     return extension_library.stem.partition("-")[2].partition("_")[0]
 
 
-def find_cuda_libraries(nvidia_folders: Sequence[Path], cuda_version: str) -> Dict[str, Optional[Path]]:
-    """Path of each library of a CUDA version in the folders of `nvidia`, by soname, in loading order."""
-    return {
-        soname: next((path for folder in nvidia_folders for path in folder.glob(f"*/lib/{soname}")), None)
-        for soname in LIBRARIES_BY_CUDA_VERSION.get(cuda_version, ())
-    }
-
-
-def namespace_folders(package: str) -> List[Path]:
-    """Folders of an installed package, without importing it; empty if it is not installed."""
-    spec = importlib.util.find_spec(package)
-    return [Path(folder) for folder in (spec and spec.submodule_search_locations) or ()]
+def find_cuda_libraries(cuda_version: str) -> Dict[str, Optional[Path]]:
+    """Path of each library of a CUDA version in NVIDIA's wheels, by soname, in loading order."""
+    sonames = LIBRARIES_BY_CUDA_VERSION.get(cuda_version, ())
+    return {soname: find_file("nvidia", f"*/lib/{soname}") for soname in sonames}
 
 
 def preload_cuda_libraries() -> None:
     """Load those of the CUDA libraries that are in NVIDIA's wheels, for nnabla's extension and CuPy."""
-    extension_library = find_extension_library(namespace_folders("nnabla_ext"))
+    extension_library = find_extension_library()
     if extension_library is None:
         return
-    libraries = find_cuda_libraries(namespace_folders("nvidia"), cuda_version_of(extension_library))
-    for path in filter(None, libraries.values()):
+    for path in filter(None, find_cuda_libraries(cuda_version_of(extension_library)).values()):
         # Local: the extension's own links find the symbols, which stay hidden from others.
         with suppress(OSError):
             ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL)

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import List
 
 import pytest
@@ -14,7 +15,7 @@ from nnabla_adaloss.cuda_libraries import (
     cuda_version_of,
     find_cuda_libraries,
     find_extension_library,
-    namespace_folders,
+    find_file,
 )
 
 
@@ -25,12 +26,22 @@ def install(folder: Path, *files: str) -> Path:
     return folder
 
 
-def test_extension_library_tells_its_cuda_version(tmp_path: Path) -> None:
-    assert find_extension_library([]) is None
-    assert find_extension_library([install(tmp_path, "a/cpu/init.so")]) is None
-    install(tmp_path, "b/cuda/libnnabla_cuda-116_8.so", "b/cuda/init.so")
-    library = find_extension_library([tmp_path / "a", tmp_path / "b"])
-    assert library == tmp_path / "b" / "cuda" / "libnnabla_cuda-116_8.so"
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Parent of three folders, a, b and c, in which all packages are installed."""
+    locations = [str(tmp_path / name) for name in "abc"]
+    spec = SimpleNamespace(submodule_search_locations=locations)
+    monkeypatch.setattr("importlib.util.find_spec", lambda package: spec)
+    return tmp_path
+
+
+def test_extension_library_tells_its_cuda_version(folders: Path) -> None:
+    assert find_extension_library() is None
+    install(folders, "a/cpu/init.so")
+    assert find_extension_library() is None
+    install(folders, "b/cuda/libnnabla_cuda-116_8.so", "b/cuda/init.so")
+    library = find_extension_library()
+    assert library == folders / "b" / "cuda" / "libnnabla_cuda-116_8.so"
     assert cuda_version_of(library) == "116"
 
 
@@ -41,7 +52,7 @@ def test_a_library_is_loaded_after_those_that_it_needs(cuda_version: str) -> Non
     assert names.index("libcublas") < min(names.index("libcusolver"), names.index("libcudnn"))
 
 
-def test_wheels_of_the_right_cuda_version_are_found_in_loading_order(tmp_path: Path) -> None:
+def test_wheels_of_the_right_cuda_version_are_found_in_loading_order(folders: Path) -> None:
     libraries = [
         "cuda_runtime/lib/libcudart.so.12",
         "cublas/lib/libcublasLt.so.12",
@@ -49,17 +60,18 @@ def test_wheels_of_the_right_cuda_version_are_found_in_loading_order(tmp_path: P
         "cudnn/lib/libcudnn.so.8",
     ]
     # The first folder with a library counts.
-    install(tmp_path, *(f"b/{file}" for file in libraries), f"c/{libraries[0]}")
-    install(tmp_path, "b/cudnn/lib/libcudnn.so.9", "b/cublas/lib/libcublas.so.11")
-    found = find_cuda_libraries([tmp_path / "a", tmp_path / "b", tmp_path / "c"], "120")
+    install(folders, *(f"b/{file}" for file in libraries), f"c/{libraries[0]}")
+    install(folders, "b/cudnn/lib/libcudnn.so.9", "b/cublas/lib/libcublas.so.11")
+    found = find_cuda_libraries("120")
     assert list(found) == list(LIBRARIES_BY_CUDA_VERSION["120"])
-    assert list(filter(None, found.values())) == [tmp_path / "b" / file for file in libraries]
-    assert find_cuda_libraries([tmp_path / "b"], "130") == {}
+    assert list(filter(None, found.values())) == [folders / "b" / file for file in libraries]
+    assert find_cuda_libraries("130") == {}
 
 
-def test_folders_of_packages() -> None:
-    assert (namespace_folders("nnabla_ext")[0] / "cpu").is_dir()
-    assert namespace_folders("no_such_package") == []
+def test_files_of_packages() -> None:
+    assert find_file("nnabla_ext", "cpu") is not None
+    assert find_file("nnabla_ext", "no_such_folder") is None
+    assert find_file("no_such_package", "*") is None
 
 
 def preloaded(shadow: Path, *statements: str) -> List[str]:
@@ -76,7 +88,7 @@ def preloaded(shadow: Path, *statements: str) -> List[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not namespace_folders("nvidia.cuda_runtime"), reason="needs NVIDIA's wheels")
+@pytest.mark.skipif(not find_file("nvidia", "cuda_runtime"), reason="needs NVIDIA's wheels")
 def test_preloaded_libraries_satisfy_the_dynamic_loader(tmp_path: Path) -> None:
     output = preloaded(
         install(tmp_path, "nnabla_ext/cuda/libnnabla_cuda-120_8.so"),

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import distributions
 from typing import Any, Callable, Dict, Iterable, List, Tuple
 
-from ..cuda_libraries import cuda_version_of, find_cuda_libraries, find_extension_library, namespace_folders
+from ..cuda_libraries import cuda_version_of, find_cuda_libraries, find_extension_library
 from . import probes
 from .findings import Area, Finding, area_works, failure
 from .probes import Answer, call_isolated
@@ -50,7 +50,7 @@ def _examine_cpu() -> List[Finding]:
 
 def _examine_gpu(*, with_functions: bool) -> List[Finding]:
     """Examine driver, libraries and packages, then their use, if all of them work."""
-    extension_library = find_extension_library(namespace_folders("nnabla_ext"))
+    extension_library = find_extension_library()
     if extension_library is None:
         cure = "on a machine with an NVIDIA GPU: pip install 'nnabla-adaloss[cuda120]'"
         return [
@@ -105,8 +105,7 @@ def _examine_cuda_libraries(cuda_version: str) -> Iterable[Finding]:
     cure = f"pip install 'nnabla-adaloss[cuda{cuda_version}]'"
     if cuda_version == "110":
         cure = "install CUDA 11.0 and cuDNN 8 from NVIDIA (there are no wheels), or use cuda116"
-    libraries = find_cuda_libraries(namespace_folders("nvidia"), cuda_version)
-    calls = [(soname, str(path or soname)) for soname, path in libraries.items()]
+    calls = [(soname, str(path or soname)) for soname, path in find_cuda_libraries(cuda_version).items()]
     for (soname, _), answer in zip(calls, call_isolated(probes.loaded_from, *calls)):
         finding = _finding("GPU", soname, answer)
         yield finding._replace(cure=cure) if answer[1] else finding

@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any, Callable, List, Sequence, Tuple
 
-from ..cuda_libraries import find_extension_library, namespace_folders
+from ..cuda_libraries import find_extension_library
 
 # Largest accepted difference from nnabla's own gradients, relative to the largest; float16 has 11 bits.
 _TOLERANCE = {"float": 1e-5, "half": 1e-2}
@@ -177,7 +177,7 @@ def cuda_extension() -> str:
     from nnabla.ext_utils import get_extension_context
 
     # Loaded alone first: the extension's retries turn the loader's message into a RecursionError.
-    ctypes.CDLL(str(find_extension_library(namespace_folders("nnabla_ext"))))
+    ctypes.CDLL(str(find_extension_library()))
     context = get_extension_context("cudnn", type_config="half")
     return f"version {nnabla.__version__}, context {context.backend[0]}"
 

@@ -48,7 +48,7 @@ def pretend_gpu(
         return tried
 
     monkeypatch.setattr(checks, "_installed_packages", INSTALLED)
-    monkeypatch.setattr(checks, "find_extension_library", lambda folders: Path("libnnabla_cuda-120_8.so"))
+    monkeypatch.setattr(checks, "find_extension_library", lambda: Path("libnnabla_cuda-120_8.so"))
     monkeypatch.setattr(checks, "call_isolated", call)
     monkeypatch.setattr(checks, "try_functions", try_functions)
     return asked
