@@ -10,17 +10,9 @@ from typing import Any, Optional, Tuple, Union
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core import methods
 from ..core.config import AdaLossConfig
 from ..core.layer_alpha import bounded
-from ..core.methods import (
-    AbsRange,
-    ApproxRange,
-    ElementWiseRange,
-    LognormalRange,
-    Method,
-    Needs,
-    overflow_limit,
-)
 from ..core.power_of_two import clamp_scale
 from ..core.statistics import ArrayStatistics, statistics_of
 from ..core.validation import array_of_numbers, boolean, instance, positive_number, scalar
@@ -70,7 +62,7 @@ def get_loss_scale_by_approx_range(
     instance("config", config, AdaLossConfig)
     if boolean("lognormal", lognormal) and W is not None:
         raise ValueError("lognormal=True is defined without a weight only; pass W=None or lognormal=False")
-    method = (LognormalRange if lognormal else ApproxRange)(config.n_uf_threshold)
+    method = (methods.LognormalRange if lognormal else methods.ApproxRange)(config.n_uf_threshold)
     if W is None or fan_in is not None:
         return _scale_by(method, g, W, config, fan_in)
     g, W, of_g, of_w = _with_statistics(g, W)
@@ -79,7 +71,7 @@ def get_loss_scale_by_approx_range(
     # As published, K from the shape of W counts for sigma only.
     K = W.shape[0] * math.prod(W.shape[2:]) if W.ndim else 1
     unlimited = method.scale(of_g, of_w, range=config.range._replace(u_max=math.inf), fan_in=K)
-    return np.array(clamp_scale(min(unlimited, overflow_limit(of_g, of_w, 1.0, config.range.u_max))))
+    return np.array(clamp_scale(min(unlimited, methods.overflow_limit(of_g, of_w, 1.0, config.range.u_max))))
 
 
 def get_loss_scale_by_abs_range(
@@ -102,7 +94,7 @@ def get_loss_scale_by_abs_range(
         >>> round(float(get_loss_scale_by_abs_range(g, W, config=AdaLossConfig(), fan_in=2)), 3)
         3.0
     """
-    return _scale_by(AbsRange(), g, W, config, fan_in)
+    return _scale_by(methods.AbsRange(), g, W, config, fan_in)
 
 
 def get_loss_scale_by_element_wise_range(
@@ -127,19 +119,19 @@ def get_loss_scale_by_element_wise_range(
         >>> round(float(get_loss_scale_by_element_wise_range(g, W, config=AdaLossConfig(), fan_in=2)), 3)
         6.0
     """
-    method = ElementWiseRange(instance("config", config, AdaLossConfig).max_rescue_ratio)
+    method = methods.ElementWiseRange(instance("config", config, AdaLossConfig).max_rescue_ratio)
     return _scale_by(method, g, W, config, fan_in)
 
 
 def _scale_by(
-    method: Method, g: Any, W: Any, config: AdaLossConfig, fan_in: Optional[float]
+    method: methods.Method, g: Any, W: Any, config: AdaLossConfig, fan_in: Optional[float]
 ) -> NDArray[np.float64]:
     terms = 1.0 if fan_in is None else positive_number("fan_in", fan_in)
     instance("config", config, AdaLossConfig)
     g, W, of_g, of_w = _with_statistics(g, W)
     if of_g.nonfinite or (of_w is not None and of_w.nonfinite):
         return np.array(1.0)
-    inputs = (g, W) if method.needs is Needs.ARRAYS else (of_g, of_w)
+    inputs = (g, W) if method.needs is methods.Needs.ARRAYS else (of_g, of_w)
     return np.array(method.scale(*inputs, range=config.range, fan_in=terms))
 
 
