@@ -44,37 +44,26 @@ class CpuKernels(Kernels):
         self._threads = allowed_threads() if threads is None else threads
 
     def statistics(self, x: NdArray) -> ArrayStatistics:
-        return self._measured(x, counts=0)
+        return self.statistics_all([x])[0]
 
-    def statistics_all(self, arrays: Arrays) -> List[ArrayStatistics]:
-        """`statistics` of many arrays."""
-        if not arrays:
+    def statistics_all(self, arrays: Arrays, counts: int = 0) -> List[ArrayStatistics]:
+        """`statistics` of many arrays; `counts` is the address of their exponent histogram, 0 for none."""
+        count = len(arrays)
+        if not count:
             return []
         halves = which_are_half(arrays)
-        table = np.zeros((len(arrays), _STATISTICS_TASK.size // 8), np.int64)
-        table[:, 0] = addresses_of(arrays, halves, HOST)
-        sizes = table[:, 1] = [x.size for x in arrays]
+        tasks = np.zeros((count, _STATISTICS_TASK.size // 8), np.int64)
+        tasks[:, 0] = addresses_of(arrays, halves, HOST)
+        sizes = tasks[:, 1] = [x.size for x in arrays]
         if halves is not None:
-            table[:, 2] = halves
-        rows = self._statistics(table.tobytes(), len(arrays))
-        return [ArrayStatistics(size, *row[:6]) for size, row in zip(sizes, rows)]
+            tasks[:, 2] = halves
+        tasks[:, 3], rows = counts, array_type(_ROW, count)()
+        self._library.adaloss_statistics(self._level, self._threads, tasks.tobytes(), count, rows)
+        return [ArrayStatistics(size, *row[:6]) for size, row in zip(sizes, _STATISTICS.iter_unpack(rows))]
 
     def exponent_histogram(self, x: NdArray) -> Tuple[ArrayStatistics, NDArray[np.int64]]:
         counts = np.zeros(EXPONENT_BINS, np.int64)
-        return self._measured(x, counts.ctypes.data), counts
-
-    def _measured(self, x: NdArray, counts: int) -> ArrayStatistics:
-        """Statistics of an array; `counts` is the address of its exponent histogram, 0 for none."""
-        half, size = is_half(x), x.size
-        address = x.data_ptr(FLOAT16 if half else FLOAT32, HOST)
-        (row,) = self._statistics(_STATISTICS_TASK.pack(address, size, half, counts), 1)
-        return ArrayStatistics(size, *row[:6])
-
-    def _statistics(self, tasks: bytes, count: int) -> List[Tuple[Any, ...]]:
-        """Run tasks of statistics; return the fields of `_STATISTICS` for each."""
-        rows = array_type(_ROW, count)()
-        self._library.adaloss_statistics(self._level, self._threads, tasks, count, rows)
-        return list(_STATISTICS.iter_unpack(rows))
+        return self.statistics_all([x], counts.ctypes.data)[0], counts
 
     def largest(self, arrays: Arrays) -> float:
         magnitudes = (math.inf if x.nonfinite else x.abs_max for x in self.statistics_all(arrays))
