@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Dict, FrozenSet, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from .choose import within_float32
-from .components import Components, MergedComponents, NodeStructure
+from .components import Components, NodeStructure
 from .layer_record import Reason
 
 # Factor by which the scale of a float32 scalar may differ from that of its component, at which it fits in 16
@@ -43,7 +43,7 @@ class ScaleSchedule:
     loss_weights: Tuple[float, ...]  # of each component, for which it was chosen: powers of two; 0: inactive
     reasons: Mapping[str, Reason] = field(default_factory=dict)  # reason of alpha, by layer
     unbounded: Mapping[str, float] = field(default_factory=dict)  # result of the method, by layer
-    merged: Optional[MergedComponents] = None  # merged components; None: none had to share a scale
+    is_merged: bool = False  # True if components share scales because only hooks could split them
     # Float32 functions whose scalar output's float32 gradient may leave its component's scale (`arriving`).
     float_functions: FrozenSet[int] = frozenset()
 
@@ -108,18 +108,15 @@ class ScaleSchedule:
         scales = {**self.arriving}
         for node in self.nodes:
             if node.separates:
+                scale = 1.0  # not linear, such as a clipping function, which compares with a constant
+                if node.linear:
+                    # Bringing its scalar output to the scale of the first input costs less than multiplying
+                    # that array. But it is only lowered: 16 bits may not hold it at a higher scale.
+                    scale = min([self.arriving[p] for p in (*node.outputs[:1], *node.inputs[:1])])
                 # Its contribution to a leaf is in an array of its own, which nothing multiplies afterwards.
                 leaves = [one.input for one in node.layer_inputs if one.to_leaf]
-                scales.update(dict.fromkeys((*node.outputs, *leaves), self._running_scale(node)))
+                scales.update(dict.fromkeys((*node.outputs, *leaves), scale))
         return scales
-
-    def _running_scale(self, node: NodeStructure) -> float:
-        """Scale at which a function that separates components reads its output gradient."""
-        if not node.linear:
-            return 1.0  # such as a clipping function, which compares gradients with a constant
-        # Bringing its scalar output to the scale of the first input costs less than multiplying an array. But
-        # it is only lowered: 16 bits may not hold it at a higher scale.
-        return min([self.arriving[position] for position in (*node.outputs[:1], *node.inputs[:1])])
 
     @cached_property
     def steps(self) -> Mapping[int, Step]:

@@ -103,7 +103,7 @@ class ScheduleCache:
                 "weights": list(weights),
                 "scales": list(one.component_scales),
                 "fixed_scale": one.given_scale,
-                "joined": one.merged is not None,
+                "joined": one.is_merged,
             }
             for weights, (chosen_in, one) in self.chosen.items()
         ]
@@ -112,8 +112,8 @@ class ScheduleCache:
     def loaded(
         self, state: Mapping[str, Any], make: Callable[..., ScaleSchedule], *, power_of_two: bool = False
     ) -> ScheduleCache:
-        """Restore a `state_dict`, with schedules made by `make` from scales, a given S0, loss weights, and
-        whether components are merged; KeyError, TypeError or ValueError if damaged.
+        """Restore a `state_dict`, with schedules made by `make` from scales, a given S0, loss weights and
+        `is_merged`; KeyError, TypeError or ValueError if damaged.
         """
         chosen: Dict[Tuple[float, ...], Chosen] = {}
         # In the file, "weights" are loss weights, "joined" is merged, and "since" the start of the cycle.
@@ -122,7 +122,7 @@ class ScheduleCache:
             given_scale = None if saved["fixed_scale"] is None else _scale("scale", saved["fixed_scale"])
             scales = [_scale("scale", scale) for scale in saved["scales"]]
             # Older states have no merged components.
-            schedule = make(scales, given_scale, loss_weights, saved.get("joined", False))
+            schedule = make(scales, given_scale, loss_weights, is_merged=bool(saved.get("joined", False)))
             components = len(schedule.components.names)
             if not len(loss_weights) == len(scales) == components:
                 raise ValueError(

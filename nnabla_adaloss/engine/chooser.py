@@ -53,8 +53,8 @@ class Chooser:
 
     def __init__(self, config: AdaLossConfig) -> None:
         self.method_alphas, self._config = MethodAlphas(config), config
-        # Factor by which the amax of a leaf's gradient may lie below the end of the range, so that gradients
-        # `_NORMAL_SPAN` times smaller are still normal numbers. Merged components must keep it.
+        # A leaf's amax may lie this factor below the end of the range: then gradients `_NORMAL_SPAN` times
+        # smaller are still normal numbers. Components are merged only if it lies no lower.
         stored = get_format(config.dtype or "float16")
         self._spread = min(config.range.u_max, stored.max) / (_NORMAL_SPAN * stored.smallest_normal)
         self._spare = spare_of(stored)
@@ -68,39 +68,41 @@ class Chooser:
         iteration, given_scale, loss_weights, rerun, seeded = request
         in_use, policy = prepared.schedules, observations.memory.policy
         # A rerun always chooses: the measurements of its batch are new.
-        schedule = None if rerun else in_use.current(iteration, given_scale, loss_weights)
-        if schedule is None and not rerun:
-            schedule = in_use.moved_to(loss_weights, iteration, given_scale, policy.max_scale)
-            in_use = in_use if schedule is None else in_use.keep(schedule, iteration)
-        if schedule is not None:
-            return Decision(schedule, in_use, slice=prepared.slice(in_use, iteration, given_scale))
+        if not rerun:
+            schedule = in_use.current(iteration, given_scale, loss_weights)
+            if schedule is None:
+                schedule = in_use.moved_to(loss_weights, iteration, given_scale, policy.max_scale)
+                in_use = in_use if schedule is None else in_use.keep(schedule, iteration)
+            if schedule is not None:
+                return Decision(schedule, in_use, slice=prepared.slice(in_use, iteration, given_scale))
         prepared.statistics.begin(iteration, rerun=rerun)
         limits = observations.limits(prepared.components, loss_weights, prepared.u_maxes)
         # An inactive component needs no scale, measured or not.
-        unmeasured = any(
-            loss_weights[i] and limits.unit_amaxes[i] is None for i in prepared.components.computed
-        )
+        active = [index for index in prepared.components.computed if loss_weights[index]]
+        unmeasured = any(limits.unit_amaxes[index] is None for index in active)
         unknown = unmeasured or prepared.statistics.is_incomplete
         # Earlier amaxes suffice unless something is unknown; the caller's seed gradient may be another one in
         # each batch. Constant scales need no measurements.
         needs_all = rerun or unknown or not self.method_alphas.delay or seeded
         measure_all = needs_all and not in_use.measures_nothing(given_scale)
-        # A schedule is kept for the next iterations if all layers were measured for it: with delay=1 in
-        # earlier iterations, exchanged between the ranks; with delay=0 in earlier passes over this batch.
-        is_complete = rerun or not measure_all
+        # A choice is complete if all layers were measured for it.
         if self.method_alphas.delay:
+            # In earlier iterations, so that all ranks have exchanged the measurements.
             is_complete = not (measure_all or observations.measured_all)
+        else:
+            # In an earlier pass over this batch.
+            is_complete = rerun or not measure_all
         # A pass that measures all has hooks, merged or not. Merging saves those of later passes, which use
         # this schedule if it is complete, or an equal one without provisional limits.
         split = measure_all and not is_complete
         schedule = self._choose(prepared, limits, policy, request, split=split)
-        # A schedule with provisional limits, after an overflow, is for this batch only.
-        kept = is_complete and not observations.provisional
-        schedules = in_use.keep(schedule, iteration) if kept else in_use.drop()
+        # Others are for this batch only, and so are those with provisional limits, after an overflow.
+        is_kept = is_complete and not observations.provisional
+        schedules = in_use.keep(schedule, iteration) if is_kept else in_use.drop()
         measured = prepared.everything if measure_all else prepared.slice(schedules, iteration, given_scale)
-        chosen = schedule is not in_use.last(loss_weights)
+        is_new = schedule is not in_use.last(loss_weights)
         copier = self.method_alphas.copier if measure_all else None
-        return Decision(schedule, schedules, chosen, measure_all, measured, copier)
+        return Decision(schedule, schedules, is_new, measure_all, measured, copier)
 
     def _choose(
         self,
@@ -121,12 +123,12 @@ class Chooser:
         if prepared.schedules.measures_nothing(given_scale):
             # All scales are S0, whatever was measured.
             limits = limits._replace(limits=[None] * len(loss_weights))
+        # S0 at loss weight 1, given or initial: unmeasured components get their scales from it.
+        start_scale = self.start_scale(policy.start_scale if given_scale is None else given_scale)
+        # From the smallest number of the range to the margin below its end.
+        span = self._config.range.u_max / (policy.margin * self._config.range.u_min)
 
         def choice_of(components: Components, limits: ScaleLimits) -> Choice:
-            # S0 at loss weight 1, given or initial: unmeasured components get their scales from it.
-            start_scale = self.start_scale(policy.start_scale if given_scale is None else given_scale)
-            # From the smallest number of the range to the margin below its end.
-            span = self._config.range.u_max / (policy.margin * self._config.range.u_min)
             if given_scale is not None:
                 # A given S0, lower only after an overflow of the loss gradient itself.
                 root_scale = min(start_scale, limits.provisional.get(components.root, math.inf))
@@ -144,10 +146,10 @@ class Chooser:
         if merged and given_scale is not None and merged.components.root not in merged.components.at_loss:
             # A given S0 is the scale of the loss gradient, and must not be shared with layers.
             merged = None
-        # None if nothing was merged, or hooks are worth their time.
+        # None if nothing is merged, or hooks are worth their time.
         choice = merged and choose_merged(components, merged, limits, choice_of, self._spread / policy.margin)
-        if choice is None:
-            choice, merged = choice_of(components, limits), None
+        is_merged = choice is not None
+        choice = choice or choice_of(components, limits)
         # Usually the last choice for these loss weights is equal, and used again, with its reasons, because
         # its steps are cached. A rerun makes its own schedule; a rebuilt graph may have other nodes.
         last = None if request.rerun else prepared.schedules.last(loss_weights)
@@ -158,8 +160,7 @@ class Chooser:
         ):
             return last
         reasons, unbounded = choice.reasons, self.method_alphas.unbounded
-        is_merged = merged is not None
-        return prepared.schedule(choice.scales, given_scale, loss_weights, is_merged, reasons, unbounded)
+        return prepared.schedule(choice.scales, given_scale, loss_weights, reasons, unbounded, is_merged)
 
 
 def _bounds(prepared: PreparedGraph) -> Mapping[int, AlphaBounds]:
@@ -169,10 +170,11 @@ def _bounds(prepared: PreparedGraph) -> Mapping[int, AlphaBounds]:
     for _, layer_input in prepared.plan.layer_inputs.values():
         position = layer_input.weight
         weight = statistics.data(position)
-        if weight is None and (position in statistics.request.data or described.recomputed[position]):
-            # Copies of an unmeasured weight must not be larger than the weight.
-            bounds[position] = AlphaBounds(1.0)
-        elif weight is not None and weight.abs_max:
+        if weight is None:
+            if position in statistics.request.data or described.recomputed[position]:
+                # Copies of an unmeasured weight must not be larger than the weight.
+                bounds[position] = AlphaBounds(1.0)
+        elif weight.abs_max:
             key, size = prepared.graph.keys[position], math.prod(described.shapes[position])
             stored = storage.data_format(key, size)
             # In native half the copy has the format of gradients. A `u_max` given by the user bounds all that

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from types import MappingProxyType
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import nnabla as nn
 
@@ -35,7 +34,7 @@ class Topology(NamedTuple):
     schedules: ScheduleCache
     statistics: Sequence[Any]  # from `LatestStatistics.state`
     # From `PreparedGraph.state_descriptions` of the last graph, for leaves that a rebuilt graph replaces.
-    replaced_state: Mapping[int, str] = MappingProxyType({})
+    replaced_state: Mapping[int, str] = {}
 
 
 class GraphCache:
@@ -258,11 +257,8 @@ class GraphCache:
         weights = {one.weight for node, one in layer_inputs if all_weights or node.half}
         # An activation that backward recomputes must not be read earlier, which would mark it as computed.
         data = frozenset(weight for weight in weights if not plan.described.recomputed[weight])
-        return StatisticsRequest(
-            gradients=outputs if is_used else frozenset(),
-            data=data,
-            watched=outputs if self._watched else frozenset(),
-        )
+        none: FrozenSet[int] = frozenset()
+        return StatisticsRequest(outputs if is_used else none, data, outputs if self._watched else none)
 
     def _names_for(self, graph: Graph) -> ParameterNames:
         """Names of a graph's parameters."""

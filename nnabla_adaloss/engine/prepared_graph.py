@@ -4,15 +4,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
-from typing import Any, ClassVar, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, ClassVar, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
 import nnabla as nn
 
 from ..core.components import Components, MergedComponents
 from ..core.config import AdaLossConfig
-from ..core.layer_record import Reason
 from ..core.methods import Needs, Range
 from ..core.schedule import Rescale, ScaleSchedule
 from ..core.schedule_cache import ScheduleCache
@@ -26,8 +25,6 @@ from ..kernels import Kernels, Measurements
 from ..kernels.arrays import ScratchPool, stored_dtype
 from .latest_statistics import LatestStatistics
 from .slices import Slice, empty_slices, slices_of
-
-_NOTHING: Any = MappingProxyType({})
 
 
 @dataclass
@@ -47,25 +44,18 @@ class PreparedGraph:
     # Parameters whose gradients are zeroed in each iteration; None: of all leaves.
     zeroed: Parameters = None
     # Results of `plan_steps`, by the scales of the components.
-    steps: Mapping[Tuple[float, ...], Tuple[Any, str]] = _NOTHING
+    steps: Mapping[Tuple[float, ...], Tuple[Any, str]] = MappingProxyType({})
     _slices: Sequence[Optional[Slice]] = ()
 
     def for_graph(self, graph: Graph, plan: GraphPlan, storage: NativeStorage) -> PreparedGraph:
         """Adapt to another graph of this topology; cached properties are computed again."""
-        # Fields that are not replaced must not depend on the graph. Steps need their Variables in it.
-        steps = {
-            scales: (steps, kind)
-            for scales, (steps, kind) in self.steps.items()
-            if steps is None or steps.keys <= plan.kept_keys
-        }
+        # Fields that are not replaced must not depend on the graph. It must have the Variables of the steps.
+        planned = self.steps.items()
+        steps = {scales: one for scales, one in planned if one[0] is None or one[0].keys <= plan.kept_keys}
+        slices = self._slices if plan is self.plan else ()
+        statistics = self.statistics.for_graph(graph, plan, storage)
         return replace(
-            self,
-            graph=graph,
-            plan=plan,
-            storage=storage,
-            statistics=self.statistics.for_graph(graph, plan, storage),
-            steps=steps,
-            _slices=self._slices if plan is self.plan else (),
+            self, graph=graph, plan=plan, storage=storage, statistics=statistics, steps=steps, _slices=slices
         )
 
     @cached_property
@@ -75,12 +65,11 @@ class PreparedGraph:
 
     @cached_property
     def accumulating(self) -> FrozenSet[int]:
-        """Leaves that accumulate batches in place: no amax of a single batch is known, and none is used."""
+        """Leaves to whose gradients nnabla adds batch after batch, so that no batch has a known amax."""
         if self.zeroed is None:
             return frozenset()
         plan, graph, zeroed = self.plan, self.graph, names_of(self.zeroed)
-        # Functions in half write to arrays of their own (see `LeafGradients.take`), as do those of an
-        # emulation that rounds.
+        # Gradients in half, or rounded ones, are written to arrays of their own: see `LeafGradients.take`.
         in_place = {plan.leaf(position) for node in plan.nodes if not node.half for position in node.leaves}
         sums = [leaf for leaf in in_place if graph.keys[leaf] not in zeroed]
         return frozenset([p for p in sums if not self.storage.rounds_gradient(graph.variables[p])])
@@ -124,44 +113,49 @@ class PreparedGraph:
 
     @cached_property
     def float_functions(self) -> FrozenSet[int]:
-        """Float32 functions whose scalar output may leave its component's scale, by number (`arriving`)."""
+        """Float32 functions, by number, whose scalar output has a scale of its own: see `arriving`."""
         plan, keys, rounded = self.plan, self.graph.keys, self.storage.rounded_gradients()
-        nodes = [n for n in plan.nodes if n.separates and n.linear and not n.half]
-        rescaling = {node.number for node in nodes}
-        # Readers must rescale, too: a stack of losses, which does not, would pass on its output's scale.
-        outputs = [(node.number, node.outputs[0]) for node in nodes if keys[node.outputs[0]] not in rounded]
-        return frozenset(n for n, output in outputs if rescaling.issuperset(plan.readers.get(output, ())))
+        # Functions that can multiply their output's gradient, which is a scalar in float32.
+        outputs = {n.number: n.outputs[0] for n in plan.nodes if n.separates and n.linear and not n.half}
+        # All readers of the output must be such functions, too: others, such as a stack of losses, pass on
+        # the scale of their own outputs.
+        return frozenset(
+            number
+            for number, output in outputs.items()
+            if keys[output] not in rounded and outputs.keys() >= plan.readers.get(output, set())
+        )
 
     @cached_property
-    def _by_layer(self) -> Optional[RoundedStorage]:
+    def _storage_by_layer(self) -> Optional[RoundedStorage]:
         """Emulated storage whose formats differ between layers; None for any other storage."""
         storage = self.storage
         return storage if isinstance(storage, RoundedStorage) and storage.precisions.only is None else None
 
     def range_of(self, position: int) -> Range:
         """Range of the format in which a gradient is stored, unless the user gave a range."""
-        if self._by_layer is None:
+        if self._storage_by_layer is None:
             return self.config.range
-        return self.config.range_in(self._by_layer.precision_of(self.graph.keys[position]).stored_gradients)
+        precision = self._storage_by_layer.precision_of(self.graph.keys[position])
+        return self.config.range_in(precision.stored_gradients)
 
     @cached_property
     def u_maxes(self) -> Sequence[float]:
         """Largest magnitude that fits the formats of each component's gradients, by index."""
-        components, u_max = self.components, self.config.range.u_max
-        indices = range(len(components.names))
-        if self._by_layer is None:
-            # Scalars may be stored in a wider format, such as float32, and never in 8 bits.
-            narrowest = self.storage.narrowest
+        scalars, indices = self.components.scalar_components, range(len(self.components.names))
+        # Scalars may be stored in a wider format than arrays, such as float32, and never in 8 bits.
+        if self._storage_by_layer is None:
+            narrowest, u_max = self.storage.narrowest, self.config.range.u_max
             of_scalar = u_max if narrowest is None else max(u_max, narrowest.gradient_format(1).max)
-            return [of_scalar if index in components.scalar_components else u_max for index in indices]
+            return [of_scalar if index in scalars else u_max for index in indices]
         # A component may cross layers of several formats: its scale must suit the narrowest.
         u_maxes: Dict[int, float] = {}
-        for position, index in components.of.items():
-            largest = self.range_of(position).u_max
-            if index in components.scalar_components:
-                largest = max(largest, self._by_layer.gradient_format(self.graph.keys[position], 1).max)
-            u_maxes[index] = min(largest, u_maxes.get(index, largest))
-        return [u_maxes.get(index, u_max) for index in indices]
+        for position, index in self.components.of.items():
+            u_max = self.range_of(position).u_max
+            if index in scalars:
+                stored = self._storage_by_layer.gradient_format(self.graph.keys[position], 1)
+                u_max = max(u_max, stored.max)
+            u_maxes[index] = min(u_max, u_maxes.get(index, u_max))
+        return [u_maxes[index] for index in indices]
 
     def before_forward(self, context: nn.Context) -> None:
         """Prepare reading loss weights after a forward in the device's `context` without waiting for it."""
@@ -180,19 +174,11 @@ class PreparedGraph:
         factor = seed_weight(grad, on_host=on_host)
         return tuple([weight * factor for weight in loss_weights])
 
-    def schedule(
-        self,
-        component_scales: Sequence[float],
-        given_scale: Optional[float],
-        loss_weights: Tuple[float, ...],
-        is_merged: bool = False,
-        reasons: Mapping[str, Reason] = _NOTHING,
-        unbounded: Mapping[str, float] = _NOTHING,
-    ) -> ScaleSchedule:
-        """Make a schedule for this graph; arguments as the fields of a `ScaleSchedule`."""
-        merged = self.merged if is_merged else None
-        of_choice = component_scales, given_scale, loss_weights, reasons, unbounded, merged
-        return ScaleSchedule(self.plan.nodes, self.components, *of_choice, self.float_functions)
+    @cached_property
+    def schedule(self) -> Callable[..., ScaleSchedule]:
+        """Makes a schedule for this graph, from the fields of a `ScaleSchedule` that a choice determines."""
+        functions = self.float_functions
+        return partial(ScaleSchedule, self.plan.nodes, self.components, float_functions=functions)
 
     def rescale(self, rescales: Sequence[Rescale]) -> None:
         """Multiply gradients, if written, between two functions; an emulated storage rounds the results."""
@@ -207,13 +193,11 @@ class PreparedGraph:
         them; `kept=False`: without those that stay in a rebuilt graph, such as parameters.
         """
         plan, leaves = self.plan, self.graph.leaves
-        descriptions: Dict[int, str] = {}
-        for position, writer in plan.state_leaves.items():
-            if writer is not None and (kept or position not in plan.described.kept):
-                leaf = leaves[position]
-                text = f"{plan.labels[writer]} writes a Variable of shape {leaf.shape}"
-                descriptions[hash(leaf.data)] = text
-        return descriptions
+        return {
+            hash(leaves[p].data): f"{plan.labels[writer]} writes a Variable of shape {leaves[p].shape}"
+            for p, writer in plan.state_leaves.items()
+            if writer is not None and (kept or p not in plan.described.kept)
+        }
 
     @cached_property
     def everything(self) -> Slice:
@@ -223,20 +207,17 @@ class PreparedGraph:
         leaves = frozenset(plan.leaves) - self.accumulating
         return Slice([*gradients], sorted(request.data), (), leaves, last=True)
 
-    def slice(
-        self, schedules: ScheduleCache, iteration: int, given_scale: Optional[float]
-    ) -> Optional[Slice]:
-        """Slice of the arrays that an iteration measures, or None; `schedules`: those in use in it."""
-        number = schedules.slice_number(iteration)
-        if number is None or schedules.measures_nothing(given_scale):
+    def slice(self, in_use: ScheduleCache, iteration: int, given_scale: Optional[float]) -> Optional[Slice]:
+        """Slice of the arrays that an iteration measures, with these schedules in use; None: nothing."""
+        number = in_use.slice_number(iteration)
+        if number is None or in_use.measures_nothing(given_scale):
             return None
         if not self._slices:
-            # Most slices of a small graph, the first ones, are empty, which is known without dividing its
-            # arrays: that takes too long for a graph that is used in one iteration only.
-            request, count = self.statistics.request, schedules.iterations
-            if number < empty_slices(self.plan, count, rounds=self.storage.rounds):
+            # Dividing the arrays takes too long for a graph that is used in one iteration only. The first
+            # slices of a small graph are empty, and need no division.
+            plan, count, rounds = self.plan, in_use.iterations, self.storage.rounds
+            if number < empty_slices(plan, count, rounds=rounds):
                 return None
-            self._slices = slices_of(
-                self.plan, request, count, rounds=self.storage.rounds, accumulating=self.accumulating
-            )
+            request, accumulating = self.statistics.request, self.accumulating
+            self._slices = slices_of(plan, request, count, rounds=rounds, accumulating=accumulating)
         return self._slices[number]

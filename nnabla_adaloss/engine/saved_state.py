@@ -77,18 +77,15 @@ def load_state(
         if own is None:
             _check_network(prepared.plan, topologies)
         iteration, draws = integer("iteration", state["iteration"]), integer("draws", state["draws"])
-        statistics: Dict[int, ArrayStatistics] = {}
-        schedules = prepared.schedules.drop()
         if lacks_loss_weights:
             warn(
                 "the state was saved by an earlier version, which did not remember with which loss weights "
                 "it had measured: scales are measured again, with the next batch"
             )
-            prepared.statistics.load(statistics, {}, {})
+            prepared.statistics.load({}, {}, {})
             method_alphas.load({})
-            return schedules, Memory(memory.policy), iteration, draws, []
-        if own is not None:
-            statistics, schedules = read_topology(own, prepared)
+            return prepared.schedules.drop(), Memory(memory.policy), iteration, draws, []
+        statistics, schedules = read_topology(own, prepared) if own else ({}, prepared.schedules.drop())
         others = [one for one in topologies if one is not own]
         # All topologies share one cycle of measuring, saved with the last graph.
         schedules = schedules.moved_to_cycle(integer("since", state["schedule"]["since"]))

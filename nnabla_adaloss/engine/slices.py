@@ -43,23 +43,13 @@ def slices_of(
     sizes = [math.prod(shape) for shape in plan.described.shapes]
     measured = {*plan.largest_gradients} | request.gradients | request.watched
     kept, data = plan.described.kept.keys(), request.data
-    parts = [
-        _divided(positions, sizes, count)
-        for positions in (
-            # The loss gradient is known.
-            [p for p in plan.gradients if p in measured and p not in plan.roots],
-            sorted(data & kept),
-            # Data that layers multiply by, but that are no parameters: activations.
-            sorted(data - kept),
-            list(dict.fromkeys(leaf for node in plan.nodes for leaf in node.leaves)),
-        )
-    ]
+    gradients = [p for p in plan.gradients if p in measured and p not in plan.roots]  # the root's is known
+    weights, activations = sorted(data & kept), sorted(data - kept)
+    leaves = list(dict.fromkeys(leaf for node in plan.nodes for leaf in node.leaves))
+    parts = [_divided(all_of, sizes, count) for all_of in (gradients, weights, activations, leaves)]
     # Leaves written in half (all, if `rounds`) are in every slice: no batch of alternating ones is missed.
     always = frozenset(leaf for node in plan.nodes if rounds or node.half for leaf in node.leaves)
-    slices = [
-        Slice(gradients, weights, activations, always.union(leaves), last=False)
-        for gradients, weights, activations, leaves in zip(*parts)
-    ]
+    slices = [Slice(g, w, a, always.union(own), last=False) for g, w, a, own in zip(*parts)]
     # An empty slice measures nothing, except the last one: it completes a measurement of everything.
     slices[-1] = slices[-1]._replace(last=True)
     return [one._replace(leaves=one.leaves - accumulating) if any(one) else None for one in slices]

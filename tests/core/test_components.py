@@ -384,7 +384,9 @@ def cases(draw: Any) -> Case:
     count = len(found.components.names)
     exponents = draw(st.lists(st.integers(-20, 20), min_size=count, max_size=count))
     scales = [2.0 ** exponents[index] for index in found.of]
-    schedule = ScaleSchedule(shared.structure.nodes, apart, scales, None, (1.0,) * len(scales), merged=found)
+    schedule = ScaleSchedule(
+        shared.structure.nodes, apart, scales, None, (1.0,) * len(scales), is_merged=True
+    )
     return Case(shared, swappable, apart, found, dict(schedule.steps))
 
 

@@ -35,8 +35,10 @@ class Graph(graphs.Graph):
         ones = (1.0,) * len(scales)
         return ScaleSchedule(self.structure.nodes, self.components, scales, given_scale, weights or ones)
 
-    def loaded(self, scales: Sequence[float], given_scale: Any, weights: Any, merged: bool) -> ScaleSchedule:
-        assert not merged
+    def loaded(
+        self, scales: Sequence[float], given_scale: Any, weights: Any, is_merged: bool
+    ) -> ScaleSchedule:
+        assert not is_merged
         return self.chosen(scales, given_scale, weights)
 
     def step(self, label: str) -> Any:

@@ -410,7 +410,7 @@ def test_a_resumed_pass_with_a_given_s0_knows_the_merged_components() -> None:
     state = scaling.state_dict()
     run(scaling, 8.0)
     expected, schedule = gradients(), scaling.result.schedule
-    assert schedule.merged is not None
+    assert schedule.is_merged
     resumed = engine()
     resumed.load_state_dict(state)
     run(resumed, 8.0)
