@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import nnabla as nn
 import numpy as np
@@ -70,21 +70,20 @@ def _first_nonfinite(loss: LossLike, prepared: PreparedGraph) -> Optional[int]:
     kernels = prepared.kernels
     # These are not the engine's, which may be running. A single fetch after forward waits once for a GPU.
     measurements = measurements_by(kernels, len(prepared.graph.variables))
-    tickets: List[List[int]] = []  # of the arrays of each function
-    faulty: List[int] = []
+    # Of each function: True if an unreadable array is not finite; and tickets of its other arrays.
+    measured: List[Tuple[bool, List[int]]] = []
 
     def measure(f: Any) -> None:
         variables = [v for v in f.inputs if v.parent is None and not v.data.clear_called] + f.outputs
         # Kernels cannot read float64 data on the host, nor arrays that were never written.
         unreadable = [v for v in variables if not is_readable(v.data)]
-        if any(_count_nonfinite(v, kernels) for v in unreadable):
-            faulty.append(len(tickets))
-        tickets.append(measurements.measure([v.data for v in variables if v not in unreadable]))
+        tickets = measurements.measure([v.data for v in variables if v not in unreadable])
+        measured.append((any(_count_nonfinite(v, kernels) for v in unreadable), tickets))
 
     loss.forward(clear_no_need_grad=True, function_post_hook=measure)
     statistics = measurements.fetch().statistics
-    faulty += [i for i, own in enumerate(tickets) if any(statistics[ticket].nonfinite for ticket in own)]
-    return min(faulty, default=None)
+    nonfinite = (bad or any(statistics[ticket].nonfinite for ticket in tickets) for bad, tickets in measured)
+    return next((index for index, bad in enumerate(nonfinite) if bad), None)
 
 
 def _fault(f: Any, prepared: PreparedGraph, finite_state: Sequence[nn.Variable]) -> str:

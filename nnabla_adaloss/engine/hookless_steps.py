@@ -23,15 +23,12 @@ _GRAD = repeat("grad")
 
 
 class LeafList:
-    """Leaves that are unscaled once, in a few calls for all; masters (own fp32 gradients) are lazily zero.
-
-    nnabla writes to the masters, or, if `swapped`, to scratch arrays that replace them, as in half precision.
-    """
+    """Leaves with lazily zero masters, unscaled together; `swapped`: scratch arrays replace the masters."""
 
     def __init__(self, first: Sequence[Contribution], places: Sequence[int], *, swapped: bool) -> None:
         # `first`: the first contributions to all leaves; `places`: indices of those in the list.
         self.places, self._leaves = places, [first[place] for place in places]
-        self._variables = [leaf.variable for leaf in self._leaves]
+        self._variables = [leaf.variables[0] for leaf in self._leaves]
         self._scales = [leaf.scale for leaf in self._leaves]
         self._swapped = swapped
         # List of the last pass, and its sizes.
@@ -94,7 +91,7 @@ class HooklessSteps:
         for place, first in enumerate(self.leaves):
             # A function in half would convert the master: a scratch array replaces it, if only one Variable,
             # and no function, refers to it.
-            has_references = first.node.own_references or first.aliases
+            has_references = first.node.own_references or len(first.variables) > 1
             if first.leaf in repeated or (first.node.half and has_references):
                 one_by_one.append(first)
             elif first.node.half:
@@ -114,7 +111,8 @@ class HooklessSteps:
     @cached_property
     def keys(self) -> FrozenSet[int]:
         """Keys of the weights and leaves: the steps are valid for graphs that have all of them."""
-        return frozenset([*self.weights.keys, *(hash(leaf.variable) for leaf in self.leaves)])
+        leaves = [hash(variable) for leaf in self.leaves for variable in leaf.variables]
+        return frozenset([*self.weights.keys, *leaves])
 
 
 def plan_steps(prepared: PreparedGraph, schedule: ScaleSchedule) -> Tuple[Optional[HooklessSteps], str]:

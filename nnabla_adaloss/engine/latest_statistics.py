@@ -147,8 +147,8 @@ class LatestStatistics:
         unmeasured_data = []
         for position in data:
             key, rounded = self._key(position), storage.data.get(keys[position])
-            if key in self._data or key in self._pending.keys:
-                continue  # measured in this pass, or after the last update
+            if key in self._pending.keys:
+                continue
             if rounded is not None:
                 self._data[key] = rounded.statistics
             else:
@@ -258,8 +258,9 @@ class LatestStatistics:
 
     def shared(self) -> Dict[str, Sequence[float]]:
         """Measurements since the last `adopt`, by names that are common to all ranks."""
-        new = {name: key for name, key in self._exchanged.items() if key in self._new}
-        message: Dict[str, Sequence[float]] = {name: list(self._latest[key]) for name, key in new.items()}
+        message: Dict[str, Sequence[float]] = {
+            name: list(self._latest[key]) for name, key in self._exchanged.items() if key in self._new
+        }
         weights = [name for name in self._new if isinstance(name, str)]
         # All ranks measure the same weights, which are not sent, as long as this graph is the only one. Else
         # ranks may have run different graphs.
@@ -276,7 +277,6 @@ class LatestStatistics:
             if name.startswith(_WEIGHT):
                 self._latest[name[len(_WEIGHT) :]] = ArrayStatistics._make(row)
         for name, key in self._exchanged.items():
-            rows = (one.get(name) for one in messages)
-            combined = combine([ArrayStatistics._make(row) for row in rows if row is not None])
+            combined = combine([ArrayStatistics._make(one[name]) for one in messages if name in one])
             if combined is not None:
                 self._latest[key] = combined

@@ -23,10 +23,9 @@ class Contribution(NamedTuple):
 
     leaf: int  # position of the leaf; for shared gradients, of the first one
     node: NodeStructure  # the (first) function
-    variable: nn.Variable  # that the function writes to
+    variables: Tuple[nn.Variable, ...]  # that the function writes to: several share one gradient array
     scale: float  # scale of the part
     exact: bool  # True if nnabla adds it to a scaled gradient bit for bit as to an unscaled one
-    aliases: Tuple[nn.Variable, ...] = ()  # further variables with the same gradient array
     in_sum: bool = False  # True if it was added to a gradient that was not zero: only the sum is measured
 
 
@@ -39,14 +38,14 @@ def contributions_of(prepared: PreparedGraph, node: NodeStructure, step: Step) -
     for position in node.leaves:
         variable, leaf = prepared.graph.variables[position], prepared.plan.leaf(position)
         if leaf in by_leaf:
-            # Leaves that share a gradient array: the function writes one part of it, with one scale.
-            by_leaf[leaf] = by_leaf[leaf]._replace(aliases=(*by_leaf[leaf].aliases, variable))
+            # The function writes one part of the array that these leaves share, with one scale.
+            by_leaf[leaf] = by_leaf[leaf]._replace(variables=(*by_leaf[leaf].variables, variable))
         else:
             # In float32, multiplying by a power of two changes no bit.
             scale = scales.get(position, step.scale)
             rounded = node.half or prepared.storage.rounds_gradient(variable)
             exact = not rounded and is_power_of_two(scale)
-            by_leaf[leaf] = Contribution(leaf, node, variable, scale, exact)
+            by_leaf[leaf] = Contribution(leaf, node, (variable,), scale, exact)
     return list(by_leaf.values())
 
 
@@ -58,17 +57,16 @@ class WrittenGradient(NamedTuple):
     """
 
     contribution: Contribution
-    master: nn.NdArray  # the leaf's own gradient
+    own: Sequence[nn.NdArray]  # own gradients of `contribution.variables`, views of one memory
+    master: nn.NdArray  # the first of them
     target: nn.NdArray  # array that nnabla writes
     total: nn.NdArray  # array that holds the former contents of the master
-    of_aliases: Tuple[nn.NdArray, ...]  # own gradients of `contribution.aliases`, views of one memory
 
     def put_back(self) -> None:
         """Restore the Variables' own gradient arrays, if `target` has replaced them."""
         if self.target is not self.master:
-            self.contribution.variable.grad = self.master
-            for alias, gradient in zip(self.contribution.aliases, self.of_aliases):
-                alias.grad = gradient
+            for variable, gradient in zip(self.contribution.variables, self.own):
+                variable.grad = gradient
 
 
 class LeafGradients:
@@ -89,10 +87,11 @@ class LeafGradients:
         earlier = [self._waiting.pop(one.leaf, None) for one in contributions]
         self._unscale([entry for entry in earlier if entry is not None])
         for contribution in contributions:
-            variable, node = contribution.variable, contribution.node
-            master = target = total = variable.grad
+            variables, node = contribution.variables, contribution.node
+            own = [variable.grad for variable in variables]
+            master = target = total = own[0]
             prepare_master(master, self._kernels.context)
-            scratch = variable.shape, "gradient", contribution.leaf
+            scratch = master.shape, "gradient", contribution.leaf
             # A scratch array replaces a master that a function in half would convert, or whose contents the
             # scale would round; unless the function keeps references to the master.
             loses_bits = node.half or not (contribution.exact or master.zeroing)
@@ -112,13 +111,12 @@ class LeafGradients:
                 # The former contents get the scale of the new part; dividing the sum restores them.
                 self._kernels.scale_(master, contribution.scale)
                 contribution = contribution._replace(in_sum=True)
-            grads = tuple([alias.grad for alias in contribution.aliases])
             # Noted before the swap: a signal may interrupt between any two lines.
-            self._running[contribution.leaf] = WrittenGradient(contribution, master, target, total, grads)
+            self._running[contribution.leaf] = WrittenGradient(contribution, own, master, target, total)
             if target is not master:
-                variable.grad = target
-                for alias in contribution.aliases:
-                    alias.grad = target.view(alias.shape)
+                variables[0].grad = target
+                for variable in variables[1:]:
+                    variable.grad = target.view(variable.shape)
 
     def hand_on(self, following: Sequence[Contribution]) -> None:
         """Give back leaves that a function has written, and take them for the `following` contributions."""
@@ -127,8 +125,8 @@ class LeafGradients:
         # unless another Variable or function refers to the gradient.
         if all(
             entry.target is not entry.master
-            and one.variable is entry.contribution.variable
-            and not (one.node.own_references or one.aliases or entry.contribution.aliases)
+            and one.variables == entry.contribution.variables
+            and not (one.node.own_references or len(one.variables) > 1)
             for one, entry in zip(following, entries)
         ):
             self._unscale([entry for entry in entries if not entry.target.zeroing])
@@ -182,14 +180,12 @@ class LeafGradients:
         if all(entry.target is entry.total for entry in written):
             self._measurements.unscale(UnscalingList([entry.total for entry in written], scales))
             return
-        accumulate: List[bool] = []
         for entry in written:
-            in_place = entry.target is entry.total
-            if in_place:
+            if entry.target is entry.total:
                 # nnabla may have converted it to half precision.
                 prepare_master(entry.total, self._kernels.context)
-            accumulate.append(not in_place and not entry.total.zeroing)
         sources, totals = [entry.target for entry in written], [entry.total for entry in written]
+        accumulate = [source is not total and not total.zeroing for source, total in zip(sources, totals)]
         self._measurements.unscale(UnscalingList(sources, scales, totals, accumulate))
         for entry in written:
             if entry.total is not entry.master:
@@ -211,26 +207,21 @@ class WrittenLeaves:
         latest: Dict[int, int] = {}  # index in `result` of the latest contribution to each leaf
         for index, one in enumerate(self.contributions):
             earlier = latest.get(one.leaf)
-            if one.in_sum and earlier is None:
-                continue  # the sum includes earlier batches
-            if one.in_sum and earlier is not None and result[earlier][0].scale == one.scale:
+            # A leaf's first sum includes earlier batches, and is left out.
+            if not one.in_sum or (earlier is not None and result[earlier][0].scale != one.scale):
+                latest[one.leaf] = len(result)
+                result.append((one, index))
+            elif earlier is not None:
                 # The sum replaces its first part, as in passes without hooks, which measure only sums. It may
                 # include earlier batches, if that part was written to a scratch array: scales are then lower.
                 result[earlier] = result[earlier][0], index
-            else:
-                latest[one.leaf] = len(result)
-                result.append((one, index))
         return result
-
-    def component(self, leaf: int, node: NodeStructure) -> int:
-        """Component of the gradient that a function writes to a leaf."""
-        return component_of_contribution(node, leaf, self.components.of)
 
     def amax_of_components(self, largest: Sequence[float], leaves: FrozenSet[int]) -> Dict[int, float]:
         """Largest finite magnitude, by component, of contributions to these leaves; `largest`: of all."""
         if leaves not in self._places:
             self._places[leaves] = sorted(
-                (self.component(one.leaf, one.node), place)
+                (component_of_contribution(one.node, one.leaf, self.components.of), place)
                 for one, place in self.measured
                 if one.leaf in leaves
             )
@@ -249,7 +240,7 @@ class NonfiniteGradients:
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
         self.keys: AbstractSet[int] = frozenset()
-        self._aside: List[Tuple[int, nn.NdArray, nn.NdArray]] = []
+        self._aside: Dict[int, Tuple[nn.NdArray, nn.NdArray]] = {}  # gradient and its contents, by key
 
     def set_aside(self, leaves: Mapping[int, nn.Variable]) -> bool:
         """Zero the gradients that are still not finite, and keep their contents; False if there are none."""
@@ -260,19 +251,19 @@ class NonfiniteGradients:
         measurements.measure([*written.values()])
         for (key, gradient), statistics in zip(written.items(), measurements.fetch().statistics):
             if statistics.nonfinite:
-                saved = nn.NdArray(gradient.shape)
-                self._kernels.scaled_copy(gradient, saved, 1.0)
-                self._aside.append((key, gradient, saved))
+                contents = nn.NdArray(gradient.shape)
+                self._kernels.scaled_copy(gradient, contents, 1.0)
+                self._aside[key] = gradient, contents
                 gradient.zero()
         return bool(self._aside)
 
     def put_back(self, leaves: Mapping[int, nn.Variable], nonfinite: AbstractSet[int]) -> None:
         """Add the contents set aside to the gradients; `nonfinite`: keys of those nonfinite before that."""
         # Measurements of the sums are not fetched, which would wait for a GPU.
-        saved, gradients = [one for _, _, one in self._aside], [gradient for _, gradient, _ in self._aside]
+        gradients, contents = ([pair[i] for pair in self._aside.values()] for i in (0, 1))
         accumulate = [not gradient.zeroing for gradient in gradients]
-        sums = UnscalingList(saved, [1.0] * len(saved), gradients, accumulate)
-        measurements_by(self._kernels, len(saved)).unscale(sums)
+        sums = UnscalingList(contents, [1.0] * len(contents), gradients, accumulate)
+        measurements_by(self._kernels, len(contents)).unscale(sums)
         # Losses of a training loop share this record: leaves of other losses stay in it.
-        self.keys = nonfinite | (self.keys - leaves.keys()) | {key for key, _, _ in self._aside}
-        self._aside = []
+        self.keys = nonfinite | (self.keys - leaves.keys()) | self._aside.keys()
+        self._aside = {}

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import AbstractSet, Dict, FrozenSet, Iterator, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
-from ..core.components import Components
+from ..core.components import Components, component_of_contribution
 from ..core.memory import PassMeasurements
 from ..core.schedule import ScaleSchedule
 from ..graph.graph import Graph
@@ -192,7 +192,7 @@ class FinishedPass(NamedTuple):
         nonfinite: Dict[int, int] = {}
         finite: Set[int] = set()
         for node, leaf, is_nonfinite in parts:
-            component = written.component(leaf, node)
+            component = component_of_contribution(node, leaf, written.components.of)
             if is_nonfinite:
                 nonfinite.setdefault(node.number, component)  # the first of several leaves stays
             else:

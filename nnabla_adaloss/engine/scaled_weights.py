@@ -52,9 +52,8 @@ class ScaledWeights:
             if alpha < 1.0:
                 storage.store(key, scaled)
         # Each swap is noted before it is made: a signal may interrupt between any two lines.
-        for key, array, variable, source, scaled in zip(
-            weights.keys, rounded, weights.variables, own, copies.targets
-        ):
+        swaps = zip(weights.keys, rounded, weights.variables, own, copies.targets)
+        for key, array, variable, source, scaled in swaps:
             if array is None or source == array:
                 self._swapped.append((variable, source, scaled))
                 variable.data = scaled

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScalingUpdater, FormatEmulation
+from nnabla_adaloss.core.components import component_of_contribution
 from nnabla_adaloss.engine.leaf_gradients import Contribution, WrittenLeaves
 from nnabla_adaloss.engine.passes import hookless
 from tests.worlds.networks import layers, mlp
@@ -183,7 +184,7 @@ def test_some_functions_that_share_a_leaf_may_write_nothing(writing: Any, storag
 
 
 def entry(leaf: int, node: Any, scale: float = 2.0, *, in_sum: bool = False) -> Contribution:
-    return Contribution(leaf, node, nn.Variable((2,), need_grad=True), scale, exact=True, in_sum=in_sum)
+    return Contribution(leaf, node, (nn.Variable((2,), need_grad=True),), scale, exact=True, in_sum=in_sum)
 
 
 def test_contributions_to_a_leaf_are_reported_singly_or_as_a_sum_for_the_first() -> None:
@@ -213,7 +214,8 @@ def test_a_component_has_the_largest_finite_magnitude_of_the_leaves_that_count()
     scaling = AdaptiveLossScaling(F.mean(layers(2, 3, 4) ** 2))
     everything = frozenset(scaling.plan.leaves)
     written = written_by(scaling, everything)
-    of = [written.component(one.leaf, one.node) for one in written.contributions]
+    component_of = written.components.of
+    of = [component_of_contribution(one.node, one.leaf, component_of) for one in written.contributions]
     assert sorted(of) == sorted([*set(of)] * 2)
     random = np.random.default_rng(0)
     for leaves in (everything, frozenset(sorted(everything)[::2]), everything, frozenset()):

@@ -77,12 +77,9 @@ class HookedPass:
                 f"{type_name_of(f.info.type_name)} is not where it was when the loss was wrapped: the graph "
                 "was rewired. These gradients are not valid; the next backward will be"
             )
-        if self._measured:
-            # Gradients are measured before `step.before`, where an overflow would hide how large they were.
-            arriving = schedule.arriving
-            arrived = [(p, arriving[p]) for p in node.outputs if p in self._measured]
-            if arrived:
-                self._prepared.statistics.measure(arrived, ())
+        # Gradients are measured before `step.before`, where an overflow would hide how large they were.
+        arrived = [(p, schedule.arriving[p]) for p in node.outputs if p in self._measured]
+        self._prepared.statistics.measure(arrived, ())
         step = schedule.steps.get(node.number)
         if step is None:
             return

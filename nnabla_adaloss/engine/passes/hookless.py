@@ -16,7 +16,6 @@ from ..hookless_steps import HooklessSteps, LeafList
 from ..leaf_gradients import Contribution, LeafGradients, WrittenLeaves
 from ..prepared_graph import PreparedGraph
 from ..scaled_weights import ScaledWeights
-from ..slices import Slice
 from .hooked import Hooks, PassInputs
 
 
@@ -26,8 +25,7 @@ class HooklessPass:
     def __init__(
         self, prepared: PreparedGraph, decision: Decision, inputs: PassInputs, steps: HooklessSteps
     ) -> None:
-        self._prepared, self._schedule, self._slice = prepared, decision.schedule, decision.slice
-        self._inputs, self._steps = inputs, steps
+        self._prepared, self._decision, self._inputs, self._steps = prepared, decision, inputs, steps
         # First contributions to leaves for `LeafGradients`. If all masters (the leaves' fp32 gradients) are
         # zero, as usual, nnabla may write them: most leaves are in lists instead.
         self._lists, self._one_by_one = steps.leaf_lists if inputs.all_zero else ([], steps.leaves)
@@ -40,9 +38,18 @@ class HooklessPass:
 
     def begin(self) -> Tuple[Hooks, Hooks]:
         """Prepare measuring, and swap weights and gradients; return the hooks before and after functions."""
-        graph = self._prepared.graph
-        if self._slice is not None:
-            self._keep_measured(self._slice)
+        graph, measured = self._prepared.graph, self._decision.slice
+        if measured is not None:
+            # Activations are measured now, and gradients are kept for `end`: backward would free both.
+            self._prepared.statistics.measure((), measured.activations)
+            for position in measured.gradients:
+                variable = graph.variables[position]
+                # An emulated storage measures the gradients that it rounds, and knows those of the last pass.
+                is_rounded = graph.keys[position] in self._prepared.storage.gradients
+                if not (is_rounded or variable.persistent):
+                    # Noted before it is set: a signal may interrupt between any two lines.
+                    self._kept.append(variable)
+                    variable.persistent = True
         if self._steps.weights.keys:
             self._weights.swap(self._steps.weights)
         if self._one_by_one:
@@ -66,31 +73,15 @@ class HooklessPass:
 
         return (), (after,)
 
-    def _keep_measured(self, measured: Slice) -> None:
-        """Measure activations, and keep gradients for `end` to measure: backward would free both."""
-        graph, storage = self._prepared.graph, self._prepared.storage
-        self._prepared.statistics.measure((), measured.activations)
-        for position in measured.gradients:
-            variable = graph.variables[position]
-            # An emulated storage measures all that it rounds: the gradients that it rounded in the last pass.
-            if graph.keys[position] not in storage.gradients and not variable.persistent:
-                # Noted before it is set: a signal may interrupt between any two lines.
-                self._kept.append(variable)
-                variable.persistent = True
-
     def end(self) -> WrittenLeaves:
         """Restore weights, measure, unscale gradients of leaves; return the leaves that were written."""
-        prepared, measured, scales = self._prepared, self._slice, self._schedule.scales
+        prepared, measured, schedule = self._prepared, self._decision.slice, self._decision.schedule
         # The weights themselves are measured, not their copies.
         self._weights.restore()
         if measured is not None:
-            scaled = [(p, scales[p]) for p in measured.gradients if p in scales]
+            scaled = [(p, schedule.scales[p]) for p in measured.gradients if p in schedule.scales]
             prepared.statistics.measure(scaled, measured.weights)
-            kept = self._kept[:]
-            self._release()
-            # nnabla would have cleared them, too.
-            for variable in kept if self._inputs.clear_buffer else ():
-                variable.grad.clear()
+            self._release(clear=self._inputs.clear_buffer)
         written: List[Contribution] = []
         if self._one_by_one:
             self._leaves.give_back()
@@ -101,7 +92,7 @@ class HooklessPass:
             prepared.measurements.unscale(gradients)
             written += leaves
         self._running = []
-        return self._steps.written_leaves(written, self._schedule.components)
+        return self._steps.written_leaves(written, schedule.components)
 
     def restore(self) -> None:
         """Restore all swapped arrays, if any."""
@@ -114,8 +105,10 @@ class HooklessPass:
                 # It was zero before the pass, which has perhaps written it.
                 master.zero()
 
-    def _release(self) -> None:
-        """Allow nnabla again to free the gradients that were kept."""
+    def _release(self, *, clear: bool = False) -> None:
+        """Allow nnabla again to free the gradients that were kept; `clear`: free them, as it would have."""
         while self._kept:
             self._kept[-1].persistent = False
-            self._kept.pop()
+            variable = self._kept.pop()
+            if clear:
+                variable.grad.clear()

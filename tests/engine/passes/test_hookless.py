@@ -44,7 +44,7 @@ def test_no_more_than_a_slice_is_kept_and_only_until_the_pass_ends(
     def looked_at(running: HooklessPass) -> Any:
         variables = running._prepared.graph.variables
         kept = [p for p in structure.gradients if not variables[p].grad.clear_called]
-        seen.append(Observations(running._slice, [p for p in kept if p not in structure.roots]))
+        seen.append(Observations(running._decision.slice, [p for p in kept if p not in structure.roots]))
         return end(running)
 
     monkeypatch.setattr(HooklessPass, "end", looked_at)
