@@ -6,12 +6,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Dict, Literal, Type, Union
+from typing import Any, Callable, Dict, Literal, Type, Union
 
 import numpy as np
 
 from .power_of_two import is_power_of_two
-from .validation import boolean, integer, number, positive_number
+from .validation import boolean, integer, limited, number, positive_number
+
+_exponent_bits = limited(integer, lambda n: 1 <= n <= 8, "must lie in [1, 8]: emulation is in float32")
+_mantissa_bits = limited(integer, lambda n: 1 <= n <= 23, "must lie in [1, 23]: emulation is in float32")
 
 
 @dataclass(frozen=True)
@@ -56,15 +59,12 @@ class Format:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise TypeError(f"name={self.name!r} must be a string that is not empty")
-        for name, widest in (("exponent_bits", 8), ("mantissa_bits", 23)):
-            if not 1 <= integer(name, getattr(self, name)) <= widest:
-                raise ValueError(
-                    f"{name}={getattr(self, name)!r} must lie in [1, {widest}]: emulation is in float32"
-                )
-        for name in ("max", "smallest_normal", "smallest_subnormal"):
-            positive_number(name, getattr(self, name))
-        for name in ("has_infinity", "saturates"):
-            object.__setattr__(self, name, boolean(name, getattr(self, name)))
+        checks: Dict[str, Callable[[str, Any], Any]]
+        checks = {"exponent_bits": _exponent_bits, "mantissa_bits": _mantissa_bits}
+        checks.update(dict.fromkeys(("max", "smallest_normal", "smallest_subnormal"), positive_number))
+        checks.update(dict.fromkeys(("has_infinity", "saturates"), boolean))
+        for name, check in checks.items():
+            object.__setattr__(self, name, check(name, getattr(self, name)))
         largest = float(np.finfo(np.float32).max)
         if self.max > largest or self.smallest_normal < 2.0**-126:
             raise ValueError(
@@ -91,8 +91,8 @@ class Format:
     @classmethod
     def ieee(cls, name: str, exponent_bits: int, mantissa_bits: int, *, u_min: float = 0.0) -> Format:
         """Make a format as in IEEE 754: the highest exponent is reserved for infinity and NaN."""
-        integer("mantissa_bits", mantissa_bits)
-        bias = 2 ** (integer("exponent_bits", exponent_bits) - 1) - 1
+        mantissa_bits = _mantissa_bits("mantissa_bits", mantissa_bits)
+        bias = 2 ** (_exponent_bits("exponent_bits", exponent_bits) - 1) - 1
         return cls(
             name=name,
             exponent_bits=exponent_bits,
