@@ -366,7 +366,7 @@ def test_graphs_that_take_turns_are_all_known() -> None:
 def test_graphs_that_share_each_iteration_are_all_measured_in_time() -> None:
     training = Training(normalized, clipped, accum_grad=2)
     training.run(24)
-    windows = training.updater.scaling.components.state_dict()["windows"]
+    windows = training.updater.scaling.components.remembered().state_dict()["windows"]
     # One entry of the first iteration, and one of each eight.
     assert {pushed for pushed, _ in windows.values()} == {4}
     # The second one of each iteration holds its scales, too.
