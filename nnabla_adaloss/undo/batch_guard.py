@@ -33,8 +33,7 @@ class ForwardState:
         # Carried leaves share the memory of an output that overwrites them, as after `h0.data = h.data`. Each
         # batch looks for them, as sharing may begin and end.
         self._shared = SharedMemory([], [])
-        # Snapshots that this window has saved, with the keys of their leaves; and earlier ones, whose memory
-        # is used again.
+        # Snapshots that this window has saved, the keys of their leaves, and earlier ones, for their memory.
         self._saved: List[ArraySnapshot] = []
         self._saved_keys: Set[int] = set()
         self._unused: List[ArraySnapshot] = []
@@ -155,9 +154,8 @@ class BatchGuard:
         # Losses of one network may share the state that their forward passes write.
         self.state = state or ForwardState(kernels)
         self._graph = graph
-        # True for the first batch of the window.
+        # True for the first batch of the window; else the state at the batch's start.
         self._first = True
-        # State at the start of a later batch.
         self._start: Moment = {}
         # Gradients at the start of the window (True), and of a later batch (False), if they are saved.
         self._gradients = {first: ArraySnapshot(kernels) for first in (True, False)}
@@ -179,8 +177,7 @@ class BatchGuard:
         """Before forward, save the state that the batch changes, and leaf gradients if it may be repeated."""
         self.state.save(*self._graph())
         self._first, self._saves_gradients = first, repeat
-        if not first:
-            self._start = self.state.now()
+        self._start = {} if first else self.state.now()
 
     def before_backward(self, gradients: Sequence[nn.NdArray], *, all_zero: bool) -> None:
         """Find the leaves written by forward; save leaf gradients if requested or all lazily zero."""
@@ -193,7 +190,7 @@ class BatchGuard:
 
     def rewind(self) -> None:
         """Restore the leaves written by forward since the batch began, so that it can run again."""
-        self.state.restore({} if self._first else self._start)
+        self.state.restore(self._start)
 
     def undo_batch(self) -> None:
         """Restore the state at the start of the batch, so that it can be repeated."""

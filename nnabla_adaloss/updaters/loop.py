@@ -66,9 +66,9 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         # True if S0 is searched for as by nnabla's updater: no repeats, an overflow lowers S0 on all ranks.
         self._searches = not (self._repeat or self._s0.measured)
         self.iteration = 0
-        # An iteration that ended with an exception before the exchange; the next call resumes it.
+        # Set before an exchange with other ranks: an iteration that an exception ends there is resumed by the
+        # next call.
         self._interrupted: Optional[RetryState] = None
-        self._before_exchange = False
         # Savepoints for rolling back an interrupted iteration.
         self._undone: List[Tuple[Callable[[], None], AdaptiveLossScaling]] = []
         # Last, because it may replace functions of the graph: all other arguments are valid by now.
@@ -80,15 +80,9 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
 
     def _engine(self, loss: LossLike, config: Optional[AdaLossConfig]) -> AdaptiveLossScaling:
         """Make the engine of a loss."""
-        parameters = self.solver.get_parameters
-        scaling = AdaptiveLossScaling(
-            with_storage(loss, self.storage, float_tail=self.float_tail, parameters=parameters),
-            config,
-            parameters=parameters,
-            history=self.history,
-            monitors=self._audience or (),
-            float_tail=self.float_tail,
-        )
+        common: Any = {"parameters": self.solver.get_parameters, "float_tail": self.float_tail}
+        wrapped, monitors = with_storage(loss, self.storage, **common), self._audience or ()
+        scaling = AdaptiveLossScaling(wrapped, config, history=self.history, monitors=monitors, **common)
         if scaling.variable.size != 1:
             raise ValueError(f"loss has shape {scaling.variable.shape}, not one element; {REDUCE}")
         return scaling
@@ -137,8 +131,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
     def _update(self) -> UpdateResult:
         """Run an iteration, undo it if it raises, and notify monitors of its end."""
         self._undo_iteration()  # finish a rollback that was itself interrupted
-        # Set after an exception before the exchange with other ranks, which still wait for this one.
-        resumed, self._interrupted = self._interrupted, None
+        resumed = self._interrupted
         before = self._s0.state
         self._retries = resumed or RetryState(before)
         self.scaling.guard.begin()
@@ -149,12 +142,11 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         try:
             result = self._run_iteration(resumed=resumed is not None)
         except BaseException as error:
-            if self._before_exchange:
+            if self._interrupted is not None:
                 # Other ranks wait for this one in the same attempt of the same iteration.
                 self.iteration -= 1
                 self.counters.fed = self._retries.fed
                 self._undo_batches()
-                self._interrupted = self._retries
             self._undo_iteration()
             if isinstance(error, LossScaleError):
                 # A policy raised it, on all ranks: no scale was the cause, so none stays lowered.
@@ -172,7 +164,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
 
     def _run_iteration(self, *, resumed: bool) -> UpdateResult:
         """Run batches until their gradients are finite on all ranks, or must be skipped, and update."""
-        self._before_exchange = False
+        self._interrupted = None
         self._exchange.check_communicator()
         if not self.iteration:
             self._notifier.check_parameters(self.solver, self.scaling.graph, self.scaling.plan)
@@ -187,7 +179,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
             unit_amaxes = [amax for _, amax in sorted(self.scaling.components.unit_amaxes().items())]
             self._exchange.check_ranks_agree([self.scale, *unit_amaxes], self.iteration)
         while True:
-            self._before_exchange = shared
+            self._interrupted = self._retries if shared else None
             outcome = self._run_batches()
             used, overflowed = self.scaling.loss_scale, outcome.facts.overflowed
             if shared:
@@ -195,7 +187,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
                 used, overflowed = self._s0.exchange(
                     self._exchange, self.scaling, average=self.average, alike=self._searches, bad=overflowed
                 )
-                self._before_exchange = False
+                self._interrupted = None
             if not (overflowed and self.drop_overflow_update):
                 break
             skipped = self._lose_batches(outcome)
@@ -245,7 +237,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
                     # After a hopeless batch, `judge` tries at the first overflow whether any scale helps.
                     check_after = 0 if self._retries.hopeless else CHECK_AFTER
                     rules = Rules(self._repeat, self.max_retries, check_after, outcome.facts.overflowed)
-                    outcome = _together(outcome, self._batch_loop(outcome).go_on(rules))
+                    outcome = _together(outcome, self._batch_loop().go_on(rules))
         return outcome
 
     def _run_pass(self, rerun: bool) -> None:
@@ -261,8 +253,8 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
             **backward_hooks,
         )
 
-    def _batch_loop(self, before: Outcome) -> BatchLoop:
-        """Make the loop over the passes of a batch; `before`: outcome of the update's earlier batches."""
+    def _batch_loop(self) -> BatchLoop:
+        """Make the loop over the passes of a batch."""
         s0 = self._s0.state
 
         def on_overflow(outcome: Outcome) -> None:
@@ -270,13 +262,11 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
             if self._repeat and self._s0.state is s0:
                 self._s0.lower()
             if self._audience is not None:
-                outcome = _together(before, outcome)
                 cause = outcome.verdict.value if outcome.verdict.of_forward else "overflow"
                 where = outcome.layers, outcome.component, self.scaling.loss_scale, outcome.fault
                 self._audience.tell(Overflowed(self.iteration, outcome.attempt, cause, *where))
 
         def on_repeat(outcome: Outcome) -> None:
-            outcome = _together(before, outcome)
             self._retries.repeats += 1
             self.counters.repeats += 1
             if outcome.facts.overflowed:
@@ -425,6 +415,6 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
 
 
 def _together(before: Outcome, outcome: Outcome) -> Outcome:
-    """Combine outcomes: the first overflow, and all layers that were not finite."""
-    layers = tuple(dict.fromkeys((*before.layers, *outcome.layers)))
-    return (before if before.facts.overflowed else outcome)._replace(layers=layers)
+    """Combine outcomes: the first overflow, if any, and its layers before others that were not finite."""
+    first, other = (before, outcome) if before.facts.overflowed else (outcome, before)
+    return first._replace(layers=tuple(dict.fromkeys((*first.layers, *other.layers))))

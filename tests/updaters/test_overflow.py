@@ -15,12 +15,12 @@ import nnabla.solvers as S
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaLossConfig, LossScaleError
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, LossScaleError
 from nnabla_adaloss.core import memory
 from tests.worlds.monitors import Records
 from tests.worlds.tampering import Gate
 from tests.worlds.trainings import AS_THE_BASELINE, training, updater_of, updater_on
-from tests.worlds.values import assert_equal, snapshot
+from tests.worlds.values import assert_equal, data, snapshot
 
 pytestmark = pytest.mark.any_context
 
@@ -231,3 +231,23 @@ def test_methods_of_ones_own_that_are_too_large_get_the_room_there_is() -> None:
     for _ in range(20):
         result = planted.updater.update()
         assert (result.updated, result.overflow_layers) == (True, ())
+
+
+def test_the_layer_that_overflowed_comes_before_harmless_ones_of_an_earlier_batch() -> None:
+    """Gradients that the solver does not use may be infinite in one batch, and its own in the next."""
+    x, factors = data(4, 3), {name: nn.Variable((1, 1)) for name in ("trained", "frozen")}
+    heads = [F.mean(PF.affine(x, 2, name=name) * F.broadcast(v, (4, 2))) for name, v in factors.items()]
+    batches = iter([(1.0, 1.0), (1.0, 1.0), (1.0, 1e4), (1e4, 1.0)])
+
+    def feed() -> None:
+        for v, value in zip(factors.values(), next(batches)):
+            v.d = value
+
+    solver = S.Sgd(1e-6)
+    solver.set_parameters({n: v for n, v in nn.get_parameters().items() if n.startswith("trained")})
+    updater = AdaptiveLossScalingUpdater(solver, F.add2(*heads), feed, storage="float16", accum_grad=2)
+    updater.update()
+    result = updater.update()
+    assert (result.updated, result.retries > 0) == (True, True)
+    assert result.overflow_layers == ("trained/affine",)
+    assert result.nonfinite_layers == ("frozen/affine",)
