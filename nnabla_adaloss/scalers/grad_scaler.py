@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import TYPE_CHECKING, Any, Collection, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 import nnabla as nn
 
@@ -229,11 +229,9 @@ class GradScaler:
             RuntimeError: it was called since the last `update`, or `step` was; or nothing has run backward.
             ValueError: the scaler was not made with this solver.
         """
-        self._check_has_gradients(solver, "unscale_")
         if id(solver) in self._stepped:
             raise RuntimeError("unscale_() is being called after step()")
-        if id(solver) in self._finite:
-            raise RuntimeError("unscale_() has already been called on this solver since the last update()")
+        self._check_call("unscale_", solver, self._finite)
         self._finite[id(solver)] = self._is_finite(solver)
 
     def step(self, solver: Any) -> bool:
@@ -244,9 +242,7 @@ class GradScaler:
             RuntimeError: it was called since the last `update`, or nothing has run backward.
             ValueError: the scaler was not made with this solver.
         """
-        self._check_has_gradients(solver, "step")
-        if id(solver) in self._stepped:
-            raise RuntimeError("step() has already been called on this solver since the last update()")
+        self._check_call("step", solver, self._stepped)
         finite = self._stepped[id(solver)] = self._is_finite(solver)
         if finite:
             solver.update()
@@ -447,12 +443,14 @@ class GradScaler:
         if hash(scaling.variable) not in self._forwarded:
             scaling.guard.begin_batch(first=False, repeat=self._may_run_again(scaling))
 
-    def _check_has_gradients(self, solver: Any, verb: str) -> None:
-        """Raise ValueError unless the solver is known, and RuntimeError before any backward."""
+    def _check_call(self, verb: str, solver: Any, called: Collection[int]) -> None:
+        """Raise ValueError for an unknown solver; RuntimeError before any backward, and in a second call."""
         if not any(solver is own for own in self._solvers):
             raise ValueError(f"solver is not among the {len(self._solvers)} given to GradScaler(*solvers)")
         if not self._used:
             raise RuntimeError(f"{verb}() before backward(): there are no gradients since the last update()")
+        if id(solver) in called:
+            raise RuntimeError(f"{verb}() has already been called on this solver since the last update()")
 
     def _is_finite(self, solver: Any) -> bool:
         """True if a solver's gradients are finite, and no NaN loss depends on its parameters."""
@@ -490,19 +488,20 @@ class GradScaler:
                 if not (scaling.found_inf or scaling.result.loss_is_nan):
                     continue
                 self._overflows[key] = self._examine(scaling)
-            outcome, is_new = self._overflows[key], key not in self._blamed
+            outcome = self._overflows[key]
+            of_forward = outcome.verdict.of_forward
+            fault = outcome.fault or "the loss is not finite"
+            self.cause = fault if of_forward else f"overflow, first in {outcome.layers[0]}"
+            if key in self._blamed:
+                continue
             self._blamed.add(key)
-            if outcome.verdict.of_forward:
-                self.cause = outcome.fault or "the loss is not finite"
-                if is_new:
-                    self._notifier.note_lost_batch(self._iteration, f"forward is not finite: {self.cause}")
-                    self._warn("bad", f"{self.cause}: this is not a gradient overflow; no scale is lowered")
+            if of_forward:
+                self._notifier.note_lost_batch(self._iteration, f"forward is not finite: {fault}")
+                self._warn("bad", f"{fault}: this is not a gradient overflow; no scale is lowered")
             else:
-                self.cause = f"overflow, first in {outcome.layers[0]}"
-                if is_new:
-                    self._notifier.note_overflow(self._iteration, outcome.where)
-                    if not outcome.lowered:
-                        self._warn("floor", f"gradients are not finite at the smallest scale: {self.cause}")
+                self._notifier.note_overflow(self._iteration, outcome.where)
+                if not outcome.lowered:
+                    self._warn("floor", f"gradients are not finite at the smallest scale: {self.cause}")
         if not self.cause:
             self.cause = "gradients are not finite, though no backward has left them so"
             self._warn("other", self.cause)

@@ -131,16 +131,15 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
     def _update(self) -> UpdateResult:
         """Run an iteration, undo it if it raises, and notify monitors of its end."""
         self._undo_iteration()  # finish a rollback that was itself interrupted
-        resumed = self._interrupted
         before = self._s0.state
-        self._retries = resumed or RetryState(before)
+        self._retries = self._interrupted or RetryState(before)
         self.scaling.guard.begin()
         # Other ranks would not go back: with several, an iteration is undone only before the exchange.
         if self.comm is None:
             own: List[Any] = [self, self._s0, self.counters, self._notifier]
             self._undone.append((savepoint(own + self.scaling.undoable), self.scaling))
         try:
-            result = self._run_iteration(resumed=resumed is not None)
+            result = self._run_iteration()
         except BaseException as error:
             if self._interrupted is not None:
                 # Other ranks wait for this one in the same attempt of the same iteration.
@@ -162,9 +161,9 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
                 self._audience.tell(UpdateEnded(self.iteration, *kind, loss))
         return result
 
-    def _run_iteration(self, *, resumed: bool) -> UpdateResult:
+    def _run_iteration(self) -> UpdateResult:
         """Run batches until their gradients are finite on all ranks, or must be skipped, and update."""
-        self._interrupted = None
+        resumed, self._interrupted = self._interrupted, None
         self._exchange.check_communicator()
         if not self.iteration:
             self._notifier.check_parameters(self.solver, self.scaling.graph, self.scaling.plan)
@@ -174,7 +173,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         if self._audience is not None and not self._audience.training_began:
             notify_training_began(self._audience, self.iteration, self)
         shared = self.comm is not None
-        if shared and self._exchange.begin_iteration(self.iteration, self.check_every) and not resumed:
+        if shared and self._exchange.begin_iteration(self.iteration, self.check_every) and resumed is None:
             # Scales that must be equal on all ranks; all have compared them before an iteration is resumed.
             unit_amaxes = [amax for _, amax in sorted(self.scaling.components.unit_amaxes().items())]
             self._exchange.check_ranks_agree([self.scale, *unit_amaxes], self.iteration)
