@@ -408,12 +408,8 @@ class AdaptiveLossScaling:
         """Run forward as `Variable.forward` does."""
         if self.kernels.asynchronous:
             self._graph.current().before_forward(self.variable.parent.context)
-        self.loss.forward(
-            clear_buffer=clear_buffer,
-            clear_no_need_grad=clear_no_need_grad,
-            function_pre_hook=function_pre_hook,
-            function_post_hook=function_post_hook,
-        )
+        hooks = {"function_pre_hook": function_pre_hook, "function_post_hook": function_post_hook}
+        self.loss.forward(clear_buffer=clear_buffer, clear_no_need_grad=clear_no_need_grad, **hooks)
 
     def backward(
         self,

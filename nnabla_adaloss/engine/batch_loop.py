@@ -118,12 +118,12 @@ class BatchLoop(NamedTuple):
         scaling = self.scaling
         loss_finite = bool(np.isfinite(scaling.variable.d).all())
         # A loss that is always infinite, such as a sum beyond the format, is no sign of bad data.
-        is_usual = scaling.trained_on_infinite_loss and not np.isnan(scaling.variable.d).any()
+        always_infinite = scaling.trained_on_infinite_loss and not np.isnan(scaling.variable.d).any()
         return Facts(
             repeats,
             overflowed=True,
             can_measure_more=scaling.can_measure_more,
-            loss_finite=loss_finite or is_usual,
+            loss_finite=loss_finite or always_infinite,
             forward_is_suspect=not loss_finite or scaling.forward_is_suspect,
             lost_recently=scaling.components.lost_recently,
         )
@@ -134,9 +134,8 @@ class BatchLoop(NamedTuple):
         scaling.guard.rewind()
         # The last backward has freed the activations.
         scaling.forward(clear_no_need_grad=True)
-        leaves = scaling.graph.by_key(scaling.plan.leaves)
-        leaves.update((hash(v), v) for v in self.parameters())
-        gradients = [v.grad for v in leaves.values()]
+        leaves = scaling.graph.by_key(scaling.plan.leaves).values()
+        gradients = [v.grad for v in {*leaves, *self.parameters()}]
         snapshot = ArraySnapshot(scaling.kernels)
         snapshot.save(gradients)
         # Backward adds to gradients: zero the infinities of the overflow.
