@@ -166,7 +166,7 @@ class Observations(NamedTuple):
         lost_before = {name: one.unit_amax for name, one in self.memory.lost.items()}
         for unit_amaxes in (lost_before, self.memory.partial, self.lost_now, self.now):
             largest = _larger(largest, unit_amaxes)
-        return [largest.get(name) for name in names]
+        return [*map(largest.get, names)]
 
     def limits(
         self, components: Components, loss_weights: Tuple[float, ...], u_max: Sequence[float]
