@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Tuple
+from typing import Any, Optional, Tuple
 
 import numpy as np
 import pytest
@@ -15,6 +15,10 @@ from nnabla_adaloss.core.methods import ApproxRange, LognormalRange, Range
 from nnabla_adaloss.core.methods.approx_range import erfinv
 
 CONFIG = AdaLossConfig()
+
+
+def approx(g: np.ndarray, W: Optional[np.ndarray] = None, config: Any = CONFIG, **options: Any) -> float:
+    return float(get_loss_scale_by_approx_range(g, W, config=config, **options))
 
 
 def normal(seed: int, shape: Tuple[int, ...], sigma: float) -> np.ndarray:
@@ -33,7 +37,7 @@ def test_a_share_p_of_the_input_gradient_underflows(p: float) -> None:
     K = 512
     g, W = normal(0, (400, K), 1e-7), normal(1, (K, 400), 1e-2)
     half = np.random.RandomState(2).uniform(size=g.shape) < 0.5
-    scale = float(get_loss_scale_by_approx_range(g, W, config=config, fan_in=K))
+    scale = approx(g, W, config, fan_in=K)
     assert scale > 1.0
     share = np.mean(np.abs(scale * (g * half) @ W) < config.range[0])
     assert 0.8 * p < share < 1.2 * p
@@ -44,24 +48,19 @@ def test_never_zero_nor_infinite_without_a_weight(dtype: Any) -> None:
     limits = np.finfo(dtype)
     for value in (limits.max, limits.smallest_subnormal):
         for lognormal in (False, True):
-            scale = get_loss_scale_by_approx_range(
-                np.full((2, 2), value, dtype), config=CONFIG, lognormal=lognormal
-            )
-            assert 0.0 < float(scale) < math.inf
+            assert 0.0 < approx(np.full((2, 2), value, dtype), lognormal=lognormal) < math.inf
 
 
 def test_a_deviation_under_a_large_mean_keeps_its_digits() -> None:
     g = 1.0 + 1e-5 * np.array([-1.0, 1.0])
     config = AdaLossConfig(u_min=1e-6)
-    scale = float(get_loss_scale_by_approx_range(g, config=config))
-    assert math.isclose(scale, ApproxRange().sigma_min(config.range) / 1e-5, rel_tol=1e-5)
+    assert math.isclose(approx(g, None, config), ApproxRange().sigma_min(config.range) / 1e-5, rel_tol=1e-5)
 
 
 @pytest.mark.parametrize(("W", "fan_in"), [(normal(6, (6, 3, 5, 2), 0.1), 60), (np.array(0.1), 1)])
 def test_fan_in_is_read_from_the_weight_by_default(W: np.ndarray, fan_in: int) -> None:
     g = normal(5, (2, 6, 4, 4), 1e-6)
-    inferred = get_loss_scale_by_approx_range(g, W, config=CONFIG)
-    assert inferred == get_loss_scale_by_approx_range(g, W, config=CONFIG, fan_in=fan_in)
+    assert approx(g, W) == approx(g, W, fan_in=fan_in)
 
 
 def test_a_scale_beyond_all_numbers_is_limited() -> None:
@@ -74,9 +73,9 @@ def test_a_scale_beyond_all_numbers_is_limited() -> None:
 def test_refused() -> None:
     for fan_in in (0, -1.0, math.nan, math.inf):
         with pytest.raises(ValueError, match="fan_in"):
-            get_loss_scale_by_approx_range(np.ones(2), np.ones((2, 2)), config=CONFIG, fan_in=fan_in)
+            approx(np.ones(2), np.ones((2, 2)), fan_in=fan_in)
     with pytest.raises(ValueError, match="^lognormal=True is defined without a weight only"):
-        get_loss_scale_by_approx_range(np.ones(2), np.ones((2, 2)), config=CONFIG, lognormal=True)
+        approx(np.ones(2), np.ones((2, 2)), lognormal=True)
 
 
 # ---- the inverse of the error function
