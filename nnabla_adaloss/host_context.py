@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 from functools import lru_cache
-from typing import Any, Optional
+from typing import Any, Iterable, Optional
 
 import nnabla as nn
 import numpy as np
@@ -15,6 +15,13 @@ from numpy.typing import NDArray
 # It insists on a context that names an array class; the default one names none. Backends do not matter to
 # arrays, and each name of one is converted at every call.
 HOST = nn.Context([], "CpuCachedArray", "0")
+
+FLOAT32 = np.dtype(np.float32)
+
+
+def has_gpu(backends: Iterable[str]) -> bool:
+    """True if one of these names of backends is a GPU's."""
+    return any(name.startswith(("cuda", "cudnn")) for name in backends)
 
 
 def is_on_host(context: nn.Context) -> bool:
@@ -29,7 +36,7 @@ def dtype_of(array: nn.NdArray) -> np.dtype[Any]:
     try:
         return np.dtype(array.dtype)
     except RuntimeError:
-        return np.dtype(np.float32)
+        return FLOAT32
 
 
 def host_view(

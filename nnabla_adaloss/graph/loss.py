@@ -13,14 +13,12 @@ from numpy.typing import NDArray
 from ..core.config import AdaLossConfig
 from ..core.scale_policy import global_scale
 from ..core.validation import array_of_numbers, scalar
-from ..host_context import HOST
+from ..host_context import FLOAT32, HOST
 from .description import visited
 from .hooks import Hook
 
 Seed = Union[NDArray[Any], nn.NdArray]
 """Seed gradient given by a user."""
-
-_FLOAT32 = np.dtype(np.float32)
 
 NEEDS_NO_GRADIENT = (
     "loss needs no gradient: it is not computed from any variable with need_grad=True; "
@@ -126,7 +124,7 @@ class LossSeed:
         if grad is None:
             self._array.fill(scale)
             # This makes memory of it on the device: a `fill` waits for the first access.
-            self._array.data_ptr(_FLOAT32, self._context)
+            self._array.data_ptr(FLOAT32, self._context)
             return self._array
         if not isinstance(grad, nn.NdArray):
             return np.asarray(grad, dtype=np.float32).reshape(self._loss.shape) * np.float32(scale)

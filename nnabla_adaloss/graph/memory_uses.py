@@ -9,11 +9,9 @@ from typing import AbstractSet, Any, Dict, FrozenSet, List, NamedTuple, Optional
 
 import nnabla as nn
 
-from ..host_context import is_on_host
+from ..host_context import has_gpu, is_on_host
 from .description import GraphDescription
 from .functions import hands_memory_on, properties_of, written_inputs
-
-_GPU = "cuda", "cudnn"
 
 
 class MemoryUses(NamedTuple):
@@ -83,13 +81,13 @@ def state_leaves(described: GraphDescription) -> Dict[int, Optional[int]]:
 
 def runs_on_host(context: nn.Context) -> bool:
     """True if a function made for a GPU runs on the host, by its context after nnabla's setup."""
-    return any(name.startswith(_GPU) for name in context.backend) and is_on_host(context)
+    return has_gpu(context.backend) and is_on_host(context)
 
 
 def numbers_on_host(described: GraphDescription, functions: Sequence[Any]) -> FrozenSet[int]:
     """Numbers of the functions that run on the host although their context is a GPU's."""
     # Without a GPU no context has to be read from nnabla.
-    if not any(name.startswith(_GPU) for name in {*chain.from_iterable(described.backends)}):
+    if not has_gpu({*chain.from_iterable(described.backends)}):
         return frozenset()
     return frozenset(number for number, f in enumerate(functions) if runs_on_host(f.context))
 

@@ -10,9 +10,9 @@ import nnabla as nn
 import numpy as np
 from numpy.typing import NDArray
 
+from ..host_context import FLOAT32 as FLOAT32
 from ..host_context import dtype_of, host_view
 
-FLOAT32 = np.dtype(np.float32)
 FLOAT16 = np.dtype(np.float16)
 
 memory_dtype = attrgetter("dtype")  # RuntimeError for an array without memory, as after fill()

@@ -139,9 +139,9 @@ class Kernels(ABC):
         written = [v.grad for v in variables if not v.grad.zeroing]
         return [as_float32(g, NdArray(g.shape)) for g in written]
 
-    def scaled_copy(self, source: NdArray, target: NdArray, alpha: float, *, half: bool = False) -> None:
-        """Write alpha * source, rounded once, to another array in the source's dtype; `half`: in float16."""
-        self.scaled_copy_all(ScaledCopies([source], [target], [alpha], [half]))
+    def scaled_copy(self, source: NdArray, target: NdArray, alpha: float) -> None:
+        """Write alpha * source, rounded once, to another array in the source's dtype."""
+        self.scaled_copy_all(ScaledCopies([source], [target], [alpha]))
 
     def scaled_float32(self, source: NdArray, target: NdArray, alpha: float) -> None:
         """Write alpha * source, of any dtype, to `target` as float32."""

@@ -9,7 +9,7 @@ from functools import cache
 import nnabla as nn
 
 from ..errors import warn
-from ..host_context import is_on_host
+from ..host_context import has_gpu, is_on_host
 from .cpu import CpuKernels
 from .cuda import CudaKernels
 from .interface import Kernels
@@ -32,8 +32,7 @@ def _cuda_kernels(array_class: str, device_id: str) -> CudaKernels:
 def select_kernels(context: nn.Context) -> Kernels:
     """Choose the fastest kernels for the arrays of `context`; RuntimeWarning if a GPU lacks CuPy."""
     # All contexts of a GPU share kernels, also those of functions that run on the host.
-    backends = {name.partition(":")[0] for name in context.backend}
-    if backends & {"cuda", "cudnn"}:
+    if has_gpu(context.backend):
         if importlib.util.find_spec("cupy") is not None:
             array_class = DEVICE_ARRAY_CLASS if is_on_host(context) else context.array_class
             return _cuda_kernels(array_class, context.device_id)

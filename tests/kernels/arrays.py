@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from nnabla_adaloss.core.formats import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, Format
 from nnabla_adaloss.core.statistics import ArrayStatistics, statistics_of
-from nnabla_adaloss.kernels import Kernels
+from nnabla_adaloss.kernels import Kernels, ScaledCopies
 
 Array = NDArray[Any]
 
@@ -126,7 +126,7 @@ def everything(kernels: Kernels, values: Array, formats: Sequence[Format] = (FLO
     ]
     for flag in (False, True):
         target, master = nn.NdArray((size,)), nd_array(np.full(size, 0.25))
-        kernels.scaled_copy(x, target, 0.3, half=flag)
+        kernels.scaled_copy_all(ScaledCopies([x], [target], [0.3], [flag]))
         found += [bits(target), kernels.unscale_add(x, master, 3.0, accumulate=flag), bits(master)]
     for storage, options in itertools.product(formats, ({}, {"fitted": True}, {"random_key": 2**63 + 1})):
         target = nn.NdArray((size,))

@@ -162,7 +162,7 @@ def check_scaling(kernels: Kernels, values: np.ndarray, alpha: float) -> None:
         with np.errstate(all="ignore"):
             expected = scaled(values, alpha) if not half else scaled(values, alpha, np.float16)
         target = nn.NdArray(values.shape)
-        kernels.scaled_copy(source, target, alpha, half=half)
+        kernels.scaled_copy_all(ScaledCopies([source], [target], [alpha], [half]))
         assert_same_floats(target.data, expected)
     assert_same_floats(source.data, values)
     kernels.scale_(source, alpha)
