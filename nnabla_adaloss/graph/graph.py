@@ -98,11 +98,8 @@ class Graph:
         self, names: ParameterNames, one_gradient: Mapping[int, int] = MappingProxyType({})
     ) -> GraphDescription:
         """Describe the graph with names of parameters, and leaves that share a gradient array."""
-        kept = {}
-        for position in self.leaves:
-            name = names.get(self.keys[position])
-            if name is not None or position in self.needed:
-                kept[position] = self.keys[position], name
+        leaves = [(position, self.keys[position], names.get(self.keys[position])) for position in self.leaves]
+        kept = {p: (key, name) for p, key, name in leaves if name is not None or p in self.needed}
         return self.described._replace(kept=kept, shared_gradients=one_gradient)
 
     def completed_names(self, names: Optional[ParameterNames] = None) -> ParameterNames:

@@ -363,7 +363,7 @@ class GraphPlan:
         return state_leaves(self.described)
 
     def __str__(self) -> str:
-        rows = [("function", "role", "layer", "K", "W shape")]
+        rows: List[Tuple[str, ...]] = [("function", "role", "layer", "K", "W shape")]
         readers = Counter(position for node in self.nodes for position in node.inputs)
         for node in self.nodes:
             role = "scaled" if node.layer_inputs else "passed through"
@@ -378,11 +378,12 @@ class GraphPlan:
             shapes = ["x".join(map(str, self.described.shapes[one.weight])) for one in node.layer_inputs]
             rows.append((node.type_name, role, layer, fan_in, ", ".join(shapes)))
         rows += [(name, "stop", "", "", "") for name in self.stopped]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
-        on_host = self.on_host
-        notes = ["", f"on the host, for lack of a CUDA implementation: {on_host}"] if on_host else []
-        return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:], *notes])
+        widths = [max(map(len, column)) for column in zip(*rows)]
+        rows.insert(1, tuple("-" * width for width in widths))
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        if self.on_host:
+            lines += ["", f"on the host, for lack of a CUDA implementation: {self.on_host}"]
+        return "\n".join(lines)
 
 
 def _nameless(described: GraphDescription) -> Dict[int, bool]:

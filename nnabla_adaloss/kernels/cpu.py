@@ -57,7 +57,8 @@ class CpuKernels(Kernels):
         sizes = tasks[:, 1] = [x.size for x in arrays]
         if halves is not None:
             tasks[:, 2] = halves
-        tasks[:, 3], rows = counts, array_type(_ROW, count)()
+        tasks[:, 3] = counts
+        rows = array_type(_ROW, count)()
         self._library.adaloss_statistics(self._level, self._threads, tasks.tobytes(), count, rows)
         return [ArrayStatistics(size, *row[:6]) for size, row in zip(sizes, _STATISTICS.iter_unpack(rows))]
 
