@@ -11,7 +11,7 @@ from nnabla.function import PythonFunction
 from ..core.statistics import ArrayStatistics
 from ..core.validation import instance_or_none
 from ..kernels import Kernels, select_kernels
-from ..kernels.arrays import as_float32, prepare_master, stored_dtype
+from ..kernels.arrays import as_float32, prepare_master
 
 Array = Union[nn.Variable, nn.NdArray]
 Gradients = Sequence[nn.NdArray]
@@ -70,12 +70,12 @@ class IdentityFunction(PythonFunction):  # type: ignore[misc]  # nnabla has no t
         self, source: nn.NdArray, target: nn.NdArray, factor: float = 1.0, *, accumulate: bool = False
     ) -> None:
         """Write factor * source to `target`, in float32 or float16, or add it; lazy zeros stay so."""
-        if stored_dtype(source) is None:
+        if source.zeroing:
             if not accumulate:
                 target.zero()
             return
         readable = as_float32(source, nn.NdArray(source.shape))
-        if not accumulate or stored_dtype(target) is None:
+        if not accumulate or target.zeroing:
             self.kernels.scaled_copy(readable, target, factor)
         else:
             prepare_master(target, self.kernels.context)
@@ -83,6 +83,4 @@ class IdentityFunction(PythonFunction):  # type: ignore[misc]  # nnabla has no t
 
     def statistics(self, array: nn.NdArray) -> ArrayStatistics:
         """Statistics of `array`; a lazily zero one stays so."""
-        if stored_dtype(array) is None:
-            return ArrayStatistics.of_zeros(array.size)
-        return self.kernels.statistics(array)
+        return ArrayStatistics.of_zeros(array.size) if array.zeroing else self.kernels.statistics(array)

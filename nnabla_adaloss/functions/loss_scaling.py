@@ -12,7 +12,7 @@ from ..core.components import NodeStructure
 from ..core.validation import instance, positive_integer
 from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
-from ..kernels.arrays import prepare_master, stored_dtype
+from ..kernels.arrays import prepare_master
 from .identity import Array, Gradients, IdentityFunction, check_array
 from .scale_tracker import UNSCALED_POINT, Points, Redirected, ScaledFunction, ScaleTracker, tracker_of
 
@@ -190,7 +190,7 @@ class Unscale(ScaledFunction):
         scale = self.arriving_scale()
         self.tracker.set_scale(self.point, 1.0)
         source = gradients[0]
-        if stored_dtype(source) is not None:
+        if not source.zeroing:
             prepare_master(target, self.kernels.context)
             accumulate = accumulate and not target.zeroing
             largest = self.kernels.unscale_add(source, target, scale, accumulate=accumulate)

@@ -10,7 +10,7 @@ import nnabla as nn
 from ..core.formats import Format
 from ..core.precision import Precision, PrecisionLike, get_precision
 from ..core.validation import boolean
-from ..kernels.arrays import FLOAT32, as_float32, stored_dtype
+from ..kernels.arrays import as_float32, is_half
 from .identity import Array, Gradients, IdentityFunction, check_array
 
 
@@ -88,11 +88,11 @@ class RoundToFormat(IdentityFunction):
     def _round(
         self, source: nn.NdArray, target: nn.NdArray, storage: Format, random_key: Optional[int] = None
     ) -> None:
-        if stored_dtype(source) is None:
+        if source.zeroing:
             target.zero()
             return
         readable = as_float32(source, target)
-        if stored_dtype(readable) != FLOAT32:
+        if is_half(readable):
             self.kernels.unscale_add(readable, target, 1.0, accumulate=False)
             readable = target
         fitted = self._precision.operands_only

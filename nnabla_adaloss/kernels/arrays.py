@@ -75,9 +75,7 @@ def float32_copy(array: nn.NdArray, copy: nn.NdArray) -> nn.NdArray:
 
 def prepare_master(master: nn.NdArray, context: nn.Context) -> None:
     """Prepare a gradient in `context` for accumulation: float32, unless it is lazily zero."""
-    stored = stored_dtype(master)
-    # Not `in (None, FLOAT32)`: NumPy's float64 equals None.
-    if stored is not None and stored != FLOAT32:
+    if not master.zeroing and dtype_of(master) != FLOAT32:
         master.data_ptr(FLOAT32, context)
 
 
