@@ -21,11 +21,13 @@ class LayerSelection(NamedTuple):
         """Raise ValueError unless every pattern matches one of the `layers` or everything."""
         for argument, patterns in zip(self._fields, self):
             for pattern in unmatched(patterns, layers):
-                names = ", ".join(layers) if layers else "none: it has no matrix product that can be scaled"
-                raise ValueError(
-                    f"{argument} has the pattern {pattern!r}, which matches no layer; the network's "
-                    f"layers are {names}"
-                )
+                raise ValueError(useless(argument, pattern, layers))
+
+
+def useless(argument: str, pattern: str, layers: Sequence[str], match: str = "no layer") -> str:
+    """Error message for a pattern that selects none of the `layers`; `match`: those that it matches."""
+    names = ", ".join(layers) or "none: it has no matrix product that can be scaled"
+    return f"{argument} has the pattern {pattern!r}, which matches {match}; the network's layers are {names}"
 
 
 def unmatched(patterns: Sequence[str], layers: Sequence[str]) -> List[str]:

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Dict, Literal, Mapping, Optional, Sequence, Union
 
 from .formats import FLOAT16, FORMATS, DTypeLike, Format, FormatName, get_format, name_of
-from .layer_selection import matches, matches_all
+from .layer_selection import matches, matches_all, useless
 from .validation import boolean, integer
 
 NARROWEST_SCALAR = 16  # bits of the narrowest format of scalars
@@ -194,10 +194,7 @@ class LayerPrecisions:
             matched = {layer for layer in layers if matches(pattern, layer)}
             if matched.isdisjoint(undecided) and not matches_all(pattern):
                 why = "only layers that an earlier pattern matches" if matched else "no layer"
-                raise ValueError(
-                    f"storage has the pattern {pattern!r}, which matches {why}; the network's layers "
-                    f"are {', '.join(layers)}"
-                )
+                raise ValueError(useless("storage", pattern, layers, why))
             undecided -= matched
 
     def __str__(self) -> str:

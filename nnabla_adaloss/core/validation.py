@@ -159,12 +159,11 @@ def explains_keywords(instead: Mapping[str, str]) -> Callable[[_Init], _Init]:
 
         @wraps(init)
         def checked(self: Any, *args: Any, **kwargs: Any) -> None:
-            unknown = next((name for name in kwargs if name not in names), None)
-            if unknown is not None:
-                close = get_close_matches(unknown.lower(), by_lower, n=1)
+            unknown = [name for name in kwargs if name not in names]
+            for name in unknown:
+                close = get_close_matches(name.lower(), by_lower, n=1)
                 advice = f"did you mean {by_lower[close[0]]}=?" if close else f"it takes {', '.join(names)}"
-                advice = instead.get(unknown, advice)
-                raise TypeError(f"{type(self).__name__} has no argument {unknown}; {advice}")
+                raise TypeError(f"{type(self).__name__} has no argument {name}; {instead.get(name, advice)}")
             init(self, *args, **kwargs)
 
         return cast(_Init, checked)

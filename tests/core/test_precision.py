@@ -210,6 +210,8 @@ def test_a_pattern_that_decides_nothing_is_refused_with_the_layers_there_are() -
     layers = ["head/affine", "body/conv"]
     with pytest.raises(ValueError, match=r"'tail/\*', which matches no layer.*are head/affine, body/conv"):
         LayerPrecisions({"tail/*": "float16", "*": "float16"}).check(layers)
+    with pytest.raises(ValueError, match=r"'tail/\*', which matches no layer.*are none: it has no matrix"):
+        LayerPrecisions({"tail/*": "float16"}).check([])
     with pytest.raises(ValueError, match=r"'head/affine', which matches only layers that an earlier"):
         LayerPrecisions({"head/*": "float16", "head/affine": "bfloat16"}).check(layers)
     LayerPrecisions({"head/*": "float16", "*": "bfloat16"}).check(["head/affine"])  # "*" may be left nothing
