@@ -65,12 +65,12 @@ class ScaleSchedule:
         return self.component_scales[components.root]
 
     def loss_weight_of(self, position: int) -> float:
-        """Loss weight of a gradient of no leaf."""
+        """Loss weight of a gradient that is not a leaf's."""
         return self.loss_weights[self.components.of[position]]
 
     def moved_to(self, loss_weights: Tuple[float, ...], max_scale: float) -> Optional[ScaleSchedule]:
-        """Divide scales by the factors of their loss weights, so that gradients are stored as before; None if
-        alphas would change, or a scale would leave the range up to `max_scale`.
+        """Move scales against their loss weights, so that gradients are stored as before, or return None if
+        alphas would change or a scale would leave the range up to `max_scale`.
         """
         if [old > 0.0 for old in self.loss_weights] != [new > 0.0 for new in loss_weights]:
             return None  # other components are inactive
@@ -130,7 +130,7 @@ class ScaleSchedule:
                 rescaled = [p for p in (*node.outputs, *node.inputs) if arriving[p] != scale]
                 alphas = [1.0] * len(node.layer_inputs)
             else:
-                # An input that needs no gradient has no scale: its alpha is 1.
+                # Where layers do not scale, a leaf has no component: its alpha is 1.
                 alphas = [arriving.get(one.input, scale) / scale for one in node.layer_inputs]
             # What it reads or adds to is brought to the scale at which it runs, and its inputs back after it.
             # The seed gradient, to which no function contributes, has that scale already.

@@ -112,9 +112,7 @@ class ScheduleCache:
     def loaded(
         self, state: Mapping[str, Any], make: Callable[..., ScaleSchedule], *, power_of_two: bool = False
     ) -> ScheduleCache:
-        """Restore a `state_dict`, with schedules made by `make` from scales, a given S0, loss weights and
-        `is_merged`; KeyError, TypeError or ValueError if damaged.
-        """
+        """Restore a `state_dict`, or raise if it is damaged; `make` makes schedules from the saved fields."""
         chosen: Dict[Tuple[float, ...], Chosen] = {}
         # In the file, "weights" are loss weights, "joined" is merged, and "since" the start of the cycle.
         for saved in state["chosen"]:

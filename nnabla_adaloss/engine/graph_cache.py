@@ -74,7 +74,7 @@ class GraphCache:
         self._others: Tuple[Topology, ...] = ()
         # Saved states of older topologies that had no graph yet.
         self._waiting: Tuple[Saved, ...] = ()
-        # The graph that was prepared last; True if it is of another loss of the network.
+        # The graph that was prepared last; `_is_adopted` if it belongs to another loss of the network.
         self._last: Optional[PreparedGraph] = None
         self._is_adopted = False
 
@@ -83,9 +83,7 @@ class GraphCache:
         return [self] if self._last is None else [self, self._last, self._last.statistics]
 
     def current(self, *, wiring: bool = False, marks: bool = False) -> PreparedGraph:
-        """The prepared graph. Checks, which take time, find changes after which it is prepared again: of the
-        connections (`wiring`), or of shapes, `need_grad` and `recompute` (`marks`).
-        """
+        """The prepared graph; prepared again if a requested check finds another wiring, shape or mark."""
         last = self._last
         if (
             last is None
@@ -124,10 +122,8 @@ class GraphCache:
     @property
     def other_states(self) -> List[Saved]:
         """States of other topologies for saving, the latest last."""
-        return [
-            *self._waiting,
-            *(topology_state(one.plan, one.statistics, one.schedules) for one in self._others),
-        ]
+        others = [topology_state(one.plan, one.statistics, one.schedules) for one in self._others]
+        return [*self._waiting, *others]
 
     @property
     def state_descriptions(self) -> Dict[int, str]:

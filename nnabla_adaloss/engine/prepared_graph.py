@@ -177,8 +177,7 @@ class PreparedGraph:
     @cached_property
     def schedule(self) -> Callable[..., ScaleSchedule]:
         """Makes a schedule for this graph, from the fields of a `ScaleSchedule` that a choice determines."""
-        functions = self.float_functions
-        return partial(ScaleSchedule, self.plan.nodes, self.components, float_functions=functions)
+        return partial(ScaleSchedule, self.plan.nodes, self.components, float_functions=self.float_functions)
 
     def rescale(self, rescales: Sequence[Rescale]) -> None:
         """Multiply gradients, if written, between two functions; an emulated storage rounds the results."""

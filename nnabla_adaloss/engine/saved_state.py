@@ -65,9 +65,7 @@ def topology_state(plan: GraphPlan, statistics: Sequence[Any], schedules: Schedu
 def load_state(
     state: Saved, prepared: PreparedGraph, memory: Memory, method_alphas: MethodAlphas
 ) -> Tuple[ScheduleCache, Memory, int, int, List[Saved]]:
-    """Load a `state_of`; return schedules, memory, iteration, random draws, and states of other topologies. A
-    ValueError leaves all unchanged.
-    """
+    """Load a `state_of`, or change nothing and raise; return the parts that the engine keeps."""
     try:
         lacks_loss_weights = integer("schema", state["schema"]) == _MAGNITUDES
         if not lacks_loss_weights:
