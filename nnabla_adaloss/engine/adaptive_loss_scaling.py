@@ -337,9 +337,8 @@ class AdaptiveLossScaling:
             return None
         prepared = self._graph.current()
         # After an overflow, or for a new topology, this rank has no schedules.
-        chooses_again = not prepared.schedules.chosen
-        statistics = {**self.components.shared(), **prepared.statistics.shared()}
-        return {_CHOOSES_AGAIN: [float(chooses_again)], **statistics}
+        flag = {_CHOOSES_AGAIN: [float(not prepared.schedules.chosen)]}
+        return {**flag, **self.components.shared(), **prepared.statistics.shared()}
 
     def adopt_statistics(self, messages: Sequence[Mapping[str, Sequence[float]]]) -> None:
         """Replace the measurements by the `shared_statistics` of all ranks, in their order."""
@@ -391,10 +390,9 @@ class AdaptiveLossScaling:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a result of `state_dict`; ValueError, without any change, if that fails."""
-        prepared = self._graph.current()
-        prepared.schedules, memory, self.iteration, self._storage.drawn.count, others = load_state(
-            state, prepared, self.components.memory, self._chooser.method_alphas
-        )
+        prepared, method_alphas = self._graph.current(), self._chooser.method_alphas
+        loaded = load_state(state, prepared, self.components.memory, method_alphas)
+        prepared.schedules, memory, self.iteration, self._storage.drawn.count, others = loaded
         self.components = Observations(memory)
         self._graph.load_other_states(others)
 

@@ -47,8 +47,7 @@ class BatchLoop(NamedTuple):
     run_pass: Callable[[bool], Any]  # runs forward and backward; True: the same batch again
     parameters: Callable[[], Iterable[nn.Variable]]  # parameters whose gradients matter
     smallest_scale: float
-    # Lowers other scales, if those of components cannot be lowered; False: neither can these.
-    lower: Callable[[], bool] = lambda: False
+    lower: Callable[[], bool] = lambda: False  # lowers other scales, if no component's can be lowered
     on_overflow: Callable[[Outcome], Any] = lambda outcome: None  # after each pass that overflowed
     on_repeat: Callable[[Outcome], Any] = lambda outcome: None  # before each repeated pass
 

@@ -75,13 +75,12 @@ class LayerWatch:
         }
 
         def read(name: str) -> Optional[GradientSeen]:
-            # `name` is a property of `LayerLook`, where `gradient` is that of the input, which alpha scales.
-            array = named["input_gradient" if name == "gradient" else name]
+            array = named[name]
             if array.clear_called or not is_readable(array):
                 return None
             seen = self._kernels.exponent_histogram(array)
             key = keys[layer_input.weight if name == "weight" else layer_input.input]
-            if name != "gradient":
+            if name != "input_gradient":
                 return GradientSeen(*seen, storage.data_format(key, array.size) or self._format)
             stored, rounded = storage.gradient_format(key, array.size), storage.gradients.get(key)
             # Numbers of elements that an emulated storage has made 0, and infinite.

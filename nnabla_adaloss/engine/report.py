@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import AbstractSet, Dict, FrozenSet, Iterator, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import AbstractSet, Dict, Iterator, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ..core.components import Components, component_of_contribution
 from ..core.memory import PassMeasurements
@@ -177,7 +177,7 @@ class FinishedPass(NamedTuple):
         # before that, in functions without one. An emulation has seen every gradient.
         if first is None or storage.rounds or measured_all:
             return functions, first, frozenset()
-        return functions, first, suspected_predecessors(schedule.components, first, finite - {first})
+        return functions, first, suspected_predecessors(schedule.components, first, finite)
 
     def _components_of_leaves(self, nonfinite_leaves: AbstractSet[int]) -> Tuple[Dict[int, int], Set[int]]:
         """Component of each function's first nonfinite leaf; and all components with a finite leaf."""
@@ -215,17 +215,12 @@ def first_overflow(
     return None
 
 
-def suspected_predecessors(
-    components: Components, overflowed: int, finite: AbstractSet[int]
-) -> FrozenSet[int]:
+def suspected_predecessors(components: Components, overflowed: int, finite: AbstractSet[int]) -> Set[int]:
     """Predecessors that may have passed the overflow on, as no `finite` gradient of theirs was measured."""
     # The search ends at finite components, and at scalars, which overflow later than successors do.
-    suspected: Set[int] = set()
-    waiting = [overflowed]
-    while waiting:
-        successor = waiting.pop()
-        predecessors = {edge.predecessor for edge in components.edges if edge.successor == successor}
-        new = predecessors - finite - suspected - components.scalar_components - {overflowed}
-        suspected |= new
-        waiting += new
-    return frozenset(suspected)
+    ends = finite | components.scalar_components
+    reached, count = {overflowed}, 0
+    while count < len(reached):
+        count = len(reached)
+        reached |= {edge.predecessor for edge in components.edges if edge.successor in reached} - ends
+    return reached - {overflowed}

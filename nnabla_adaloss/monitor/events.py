@@ -67,7 +67,7 @@ class LayerLook:
     @cached_property
     def gradient(self) -> Optional[GradientSeen]:
         """The input gradient as stored, accumulated scale included; None if none was written."""
-        return self._read("gradient")
+        return self._read("input_gradient")
 
     @cached_property
     def weight(self) -> Optional[GradientSeen]:
