@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
 import nnabla as nn
@@ -111,8 +111,10 @@ class HooklessSteps:
     @cached_property
     def keys(self) -> FrozenSet[int]:
         """Keys of the weights and leaves: the steps are valid for graphs that have all of them."""
-        leaves = [hash(variable) for leaf in self.leaves for variable in leaf.variables]
-        return frozenset([*self.weights.keys, *leaves])
+        # A later contribution may be to another Variable, which shares the gradient array.
+        contributions = chain(self.leaves, *self.next_contributions.values())
+        written = (hash(variable) for one in contributions for variable in one.variables)
+        return frozenset(chain(self.weights.keys, written))
 
 
 def plan_steps(prepared: PreparedGraph, schedule: ScaleSchedule) -> Tuple[Optional[HooklessSteps], str]:

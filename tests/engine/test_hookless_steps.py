@@ -117,3 +117,23 @@ def test_parameters_of_another_size_are_followed() -> None:
         scaling.forward()
         scaling.backward()
         np.testing.assert_array_equal(gradient.data, [2.0, 2.0, 2.0])
+
+
+@pytest.mark.parametrize("one_function", [True, False])
+def test_a_new_variable_that_shares_a_gradient_array_gets_steps_of_its_own(one_function: bool) -> None:
+    w = nn.parameter.get_parameter_or_create("w", (3,), np.ones(3, np.float32))
+    scalings: List[AdaptiveLossScaling] = []
+    for _ in range(3):
+        # As in a loop that builds the graph for each batch.
+        other = nn.Variable(w.shape, need_grad=True)
+        other.data, other.grad = w.data, w.grad
+        with nn.context_scope(HALF):
+            loss = F.sum(w * other if one_function else w * 2.0 + F.tanh(other))
+        scalings.append(AdaptiveLossScaling(loss))
+        for before in scalings[-2:-1]:
+            scalings[-1].go_on_from(before)
+        w.grad.zero()
+        scalings[-1].forward()
+        scalings[-1].backward()
+        np.testing.assert_allclose(w.g, 2.0 if one_function else 2.42, rtol=1e-3)
+    assert [one.result.kind for one in scalings] == ["measuring", "hookless", "hookless"]
