@@ -38,18 +38,17 @@ class _PendingWeights(NamedTuple):
     """Weights measured after an update, for choices after the next pass."""
 
     keys: Sequence[Optional[_Key]]  # None: a weight of another topology, which is ignored
-    # In the order of the keys. Changed in place: savepoints, and the statistics of another topology that take
-    # over the weights, share it.
-    measured: List[_Measured]
+    measured: List[_Measured]  # changed in place, as savepoints and the next topology share it
 
-    def fetch(self, measurements: Measurements) -> Results:
-        """Wait for all measurements of the pass and return them; replace the tickets by their results."""
+    def fetch(self, measurements: Measurements) -> Tuple[Results, Dict[_Key, ArrayStatistics]]:
+        """Wait for all measurements of the pass; return them, and the statistics of these weights."""
         started = [*self.measured]
         # Empty while this waits: an interruption must leave no ticket without its measurement.
         self.measured.clear()
         results = measurements.fetch()
-        self.measured.extend([results.statistics[one] if isinstance(one, int) else one for one in started])
-        return results
+        statistics = [results.statistics[one] if isinstance(one, int) else one for one in started]
+        self.measured.extend(statistics)
+        return results, {key: one for key, one in zip(self.keys, statistics) if key is not None}
 
 
 class LatestStatistics:
@@ -144,10 +143,12 @@ class LatestStatistics:
                 self._gradients[position] = rounded.statistics, scale
             elif stored_dtype(variables[position].grad) is not None:
                 unmeasured.append((position, scale))
+        # Keys of weights measured after the last update, unless an interruption has lost the results.
+        pending = [key for key, _ in zip(*self._pending)]
         unmeasured_data = []
         for position in data:
             key, rounded = self._key(position), storage.data.get(keys[position])
-            if key in self._pending.keys:
+            if key in pending:
                 continue
             if rounded is not None:
                 self._data[key] = rounded.statistics
@@ -180,9 +181,11 @@ class LatestStatistics:
         self._gradients.clear()
         self._data.clear()
         pending, self._pending = self._pending, _PendingWeights((), [])
-        results = pending.fetch(self._measurements)
+        results, data = pending.fetch(self._measurements)
+        for key, measured in measured_data.items():
+            data[key] = results.statistics[measured] if isinstance(measured, int) else measured
+        new = {key: statistics for key, statistics in data.items() if not statistics.nonfinite}
         gradients: Dict[int, Tuple[ArrayStatistics, float]] = {}
-        new: Dict[_Key, ArrayStatistics] = {}
         # Gradients outside the request serve components' amaxes only.
         remembered = self.request.gradients | self.request.watched
         for position, (measured, scale) in measured_gradients.items():
@@ -193,10 +196,6 @@ class LatestStatistics:
                 # Zeros of an inactive component do not replace earlier gradients.
                 if loss_weight:
                     new[position] = statistics.scaled(1.0 / (scale * loss_weight))
-        for key, measured in (*zip(*pending), *measured_data.items()):
-            statistics = results.statistics[measured] if isinstance(measured, int) else measured
-            if key is not None and not statistics.nonfinite:
-                new[key] = statistics
         if new:
             # Replaced, not changed, as savepoints hold the former ones.
             self._latest = {**self._latest, **new}
@@ -216,9 +215,8 @@ class LatestStatistics:
 
     def pending_weights(self) -> Dict[str, List[float]]:
         """Wait for the weights measured after an update; return them by name."""
-        self._pending.fetch(self._measurements)
-        named = ((key, one) for key, one in zip(*self._pending) if isinstance(key, str))
-        return {key: [*one] for key, one in named if isinstance(one, ArrayStatistics)}  # no ticket is left
+        _, weights = self._pending.fetch(self._measurements)
+        return {key: [*one] for key, one in weights.items() if isinstance(key, str)}
 
     @staticmethod
     def loaded(positions: Sequence[int], state: Sequence[Any]) -> Dict[int, ArrayStatistics]:
@@ -262,10 +260,9 @@ class LatestStatistics:
             name: list(self._latest[key]) for name, key in self._exchanged.items() if key in self._new
         }
         weights = [name for name in self._new if isinstance(name, str)]
-        # All ranks measure the same weights, which are not sent, as long as this graph is the only one. Else
-        # ranks may have run different graphs.
-        has_other_graphs = not self.weights.keys() <= {*self._names.values()}
-        if weights and has_other_graphs:
+        # Weights are sent only if those of other graphs are known, too: ranks that have run different graphs
+        # have measured different weights; ranks with one graph, the same.
+        if weights and not self.weights.keys() <= {*self._names.values()}:
             message.update((_WEIGHT + name, list(self._latest[name])) for name in sorted(weights))
         return message
 

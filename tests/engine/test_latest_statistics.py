@@ -19,6 +19,7 @@ from nnabla_adaloss.graph.plan import GraphPlan
 from nnabla_adaloss.kernels import CpuKernels
 from nnabla_adaloss.kernels.arrays import ScratchPool
 from nnabla_adaloss.kernels.measurements import HostMeasurements, Results
+from nnabla_adaloss.undo import savepoint
 
 
 class Arrays:
@@ -355,17 +356,17 @@ def test_ranks_tell_each_other_weights_where_their_graphs_differ() -> None:
 # What ends a pass early, and what is only checked.
 
 
+class Interrupted(HostMeasurements):
+    interrupt = True
+
+    def fetch(self) -> Results:
+        if self.interrupt:
+            raise KeyboardInterrupt
+        return super().fetch()
+
+
 def test_an_interruption_leaves_no_ticket_without_a_measurement() -> None:
     """A pass that ends early, even within its own end, spoils nothing for the next one."""
-
-    class Interrupted(HostMeasurements):
-        interrupt = True
-
-        def fetch(self) -> Results:
-            if self.interrupt:
-                raise KeyboardInterrupt
-            return super().fetch()
-
     measurements = Interrupted(CpuKernels())
     arrays = Arrays(*([1.0, 2.0] for _ in range(5)))
     source = arrays.statistics(measurements=measurements)
@@ -378,3 +379,18 @@ def test_an_interruption_leaves_no_ticket_without_a_measurement() -> None:
     source.measure([(second, 1.0)], [])
     assert finish(source) == {second: (7.0, True)}
     assert known(source, second) == (statistics_of(np.array([7.0, 7.0])), None)
+
+
+def test_weights_whose_measurement_an_interruption_has_lost_are_measured_again() -> None:
+    measurements = Interrupted(CpuKernels())
+    arrays = Arrays([3.0])
+    source, (position,) = arrays.statistics(measurements=measurements), arrays.positions
+    source.measure_weights([position])
+    undo = savepoint([source])
+    with pytest.raises(KeyboardInterrupt):
+        finish(source)
+    measurements.interrupt = False
+    undo()
+    source.measure((), [position])
+    finish(source)
+    assert known(source, position)[1] == statistics_of(np.array([3.0]))
