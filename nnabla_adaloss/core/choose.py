@@ -39,7 +39,7 @@ from typing import AbstractSet, Callable, Dict, Iterable, List, Mapping, NamedTu
 from .components import Components, Edge, MergedComponents
 from .layer_alpha import AlphaBounds
 from .layer_record import Reason
-from .power_of_two import floor_power_of_two
+from .power_of_two import floor_power_of_two, within_float32
 
 _WORTH_HOOKS = 2.0**6  # ratio of a split scale to the merged one above which hooks are worth their time
 _APART = 4.0  # factor within which the limits of successive components are equalized
@@ -201,8 +201,9 @@ def choose(
     scales = [scale_of.get(index, start.root_scale) for index in range(len(components.names))]
     edges = [e for e in components.edges if e.weight in limits.bounds and limits.loss_weights[e.predecessor]]
     _keep_weights_in_range(edges, scales, limits.bounds, reasons)
-    _keep_bits_of_weights(components, edges, scales, limits)
-    _set_inactive(components, scales, limits.loss_weights, start.root_scale)
+    may_be_lowered = limits.floors.keys() - {components.root}
+    _keep_bits_of_weights([e for e in edges if e.predecessor in may_be_lowered], scales, limits)
+    _set_inactive(components, scales, limits, start)
     return Choice(scales, reasons)
 
 
@@ -259,42 +260,30 @@ def _equalized(components: Components, limits: ScaleLimits) -> Sequence[Optional
         return limits.limits
     scalars = components.scalar_components
     of_arrays = {i: limit for i, limit in enumerate(limits.limits) if limit is not None and i not in scalars}
-    # The first arrays after each loss.
+    # The first arrays after several losses.
     after_scalars = {e.successor for e in components.edges if e.layer is None and e.predecessor in scalars}
     after_losses = {i: of_arrays[i] for i in after_scalars & of_arrays.keys()}
     smallest = min(after_losses.values(), default=0.0)
     of_arrays.update({i: smallest for i, own in after_losses.items() if own <= _LOSSES_APART * smallest})
     # Arrays that follow each other in backward order, which is the order of the components.
-    of_arrays = dict(zip(of_arrays, equalized(of_arrays.values())))
-    return [of_arrays.get(index, limit) for index, limit in enumerate(limits.limits)]
-
-
-def equalized(limits: Iterable[float]) -> List[float]:
-    """Give successive limits within two bits, a run, the smallest of them."""
-    runs: List[List[float]] = []
+    runs: List[List[int]] = []  # of components with close limits
     smallest, largest = math.inf, 0.0  # of the last run
-    for limit in limits:
+    for index, limit in of_arrays.items():
         smallest, largest = min(smallest, limit), max(largest, limit)
         if not runs or largest > _APART * smallest:
             runs.append([])
             smallest = largest = limit
-        runs[-1].append(limit)
-    return [low for run in runs for low in [min(run)] * len(run)]
+        runs[-1].append(index)
+    for run in runs:
+        of_arrays.update(dict.fromkeys(run, min([of_arrays[index] for index in run])))
+    return [of_arrays.get(index, limit) for index, limit in enumerate(limits.limits)]
 
 
-def within_float32(scale: float) -> float:
-    """Clamp `scale` to the range in which float32 can multiply and divide by it."""
-    largest = 2.0**100  # float32 holds its reciprocal, too
-    return min(max(scale, 1.0 / largest), largest)
-
-
-def _set_inactive(
-    components: Components, scales: List[float], loss_weights: Sequence[float], root_scale: float
-) -> None:
-    """Give inactive components the largest scale of their successors, or else `root_scale`: above an alpha of
-    1 a weight's copy could be infinite, and its product with their gradients of 0 NaN.
+def _set_inactive(components: Components, scales: List[float], limits: ScaleLimits, start: Start) -> None:
+    """Give inactive components the largest scale of their successors, or else the root's. No alpha is above 1
+    then: a weight's copy could be infinite, and its product with a gradient of 0 NaN.
     """
-    edges = [edge for edge in reversed(components.edges) if not loss_weights[edge.predecessor]]
+    edges = [edge for edge in reversed(components.edges) if not limits.loss_weights[edge.predecessor]]
     for edge in edges:
         scales[edge.predecessor] = 0.0
     before: List[float] = []
@@ -303,7 +292,7 @@ def _set_inactive(
         for edge in edges:
             scales[edge.predecessor] = max(scales[edge.predecessor], scales[edge.successor])
     for edge in edges:
-        scales[edge.predecessor] = scales[edge.predecessor] or root_scale
+        scales[edge.predecessor] = scales[edge.predecessor] or start.root_scale
 
 
 def _keep_weights_in_range(
@@ -321,19 +310,15 @@ def _keep_weights_in_range(
                 reasons[edge.layer or ""] = Reason.WEIGHT_RANGE  # an edge with a weight has a layer
 
 
-def _keep_bits_of_weights(
-    components: Components, edges: Sequence[Edge], scales: List[float], limits: ScaleLimits
-) -> None:
+def _keep_bits_of_weights(edges: Sequence[Edge], scales: List[float], limits: ScaleLimits) -> None:
     """Lower scales before layers until the copies alpha * W keep their bits: down to the floors, where
     gradients begin to lose theirs, or below for a copy's last few bits; not if even these would be lost.
     """
     # From the end of backward: lower scales may require lower predecessors; they only decrease, so it ends.
-    may_be_lowered = limits.floors.keys() - {components.root}
-    edges = [e for e in reversed(edges) if e.predecessor in may_be_lowered]
     lowered = True
     while lowered:
         lowered = False
-        for edge in edges:
+        for edge in reversed(edges):
             scale_before, scale_after = scales[edge.predecessor], scales[edge.successor]
             bounds, floor = limits.bounds[edge.weight], limits.floors[edge.predecessor]
             if scale_after >= scale_before * bounds.least_for_bits:

@@ -164,8 +164,7 @@ def _numbered(
 ) -> Components:
     """Make a component of the positions with equal `union_of`, in backward order, with edges between them."""
     named = [(node.outputs[0], node.label) for node in nodes]
-    # No function here computes some components: scaled leaves, and outputs of functions that backward skips,
-    # as with nn.grad. The first function that reads them names them.
+    # Components without an output here: scaled leaves, and results that backward skips, as with nn.grad.
     for node in nodes:
         named += [(one.input, f"{one.layer}:input") for one in node.layer_inputs if one.input in union_of]
         named += [(position, f"{node.label}:input") for position in node.inputs]

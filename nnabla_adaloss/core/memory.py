@@ -14,8 +14,9 @@ from __future__ import annotations
 import sys
 from typing import AbstractSet, Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from .choose import ScaleLimits, within_float32
+from .choose import ScaleLimits
 from .components import Components
+from .power_of_two import within_float32
 from .scale_history import AmaxWindow, HistoryPolicy
 from .schedule import ScaleSchedule
 from .validation import integer, nonnegative_number

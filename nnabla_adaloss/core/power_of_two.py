@@ -35,6 +35,12 @@ def clamp_scale(scale: float) -> float:
     return min(max(scale, sys.float_info.min), sys.float_info.max)
 
 
+def within_float32(scale: float) -> float:
+    """Clamp `scale` to the range in which float32 can multiply and divide by it."""
+    largest = 2.0**100  # float32 holds its reciprocal, too
+    return min(max(scale, 1.0 / largest), largest)
+
+
 def get_power_of_two_scale(scale: Union[float, NDArray[Any]]) -> NDArray[np.float64]:
     """Round a scale down to a power of two.
 

@@ -4,7 +4,7 @@
 entry = largest magnitude of an iteration, as stored, divided by its scale
 amax  = largest entry of the last `window` iterations that measured one
 scale = largest power of two with scale * amax <= u_max / margin
-after an overflow at scale s:  entry >= u_max / s, next try with s / (4 * margin), for its descendants, too,
+after an overflow at scale s:  entry >= u_max / s; the component and its descendants run at s / (4 * margin),
                                until a finite pass over the batch has measured them
 """
 

@@ -18,6 +18,7 @@ from .validation import integer, limited, nonnegative_integer, number, positive_
 # The smallest normal float32: gradients are unscaled in float32, where 1 / scale may be infinite below it.
 SMALLEST_SCALE = 2.0**-126
 
+# Checks of arguments, like those of `validation`.
 global_scale = limited(
     positive_number,
     lambda scale: scale >= SMALLEST_SCALE,

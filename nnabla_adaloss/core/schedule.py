@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Dict, FrozenSet, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
-from .choose import within_float32
 from .components import Components, NodeStructure
 from .layer_record import Reason
+from .power_of_two import within_float32
 
 # Factor by which the scale of a float32 scalar may differ from that of its component, at which it fits in 16
 # bits. So it fits in float32; and so does the factor between a scalar moved up and another moved down.

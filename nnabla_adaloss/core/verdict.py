@@ -83,9 +83,8 @@ def judge(facts: Facts, rules: Rules) -> PassVerdict:
         return PassVerdict.MEASURE
     if rules.update_lost:
         return PassVerdict.OVERFLOW  # a repeat could not save the update
-    again_or_lost = (
-        PassVerdict.RERUN if may_repeat else PassVerdict.RETRIES if rules.repeat else PassVerdict.OVERFLOW
-    )
+    lost = PassVerdict.RETRIES if rules.repeat else PassVerdict.OVERFLOW
+    again_or_lost = PassVerdict.RERUN if may_repeat else lost
     if facts.fits:
         return again_or_lost
     # A fault in forward is searched for if forward is suspect, or before the batch is lost.

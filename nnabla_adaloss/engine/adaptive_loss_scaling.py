@@ -11,9 +11,9 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Seque
 import nnabla as nn
 from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdater
 
-from ..core.choose import within_float32
 from ..core.config import AdaLossConfig
 from ..core.memory import Memory, Observations
+from ..core.power_of_two import within_float32
 from ..core.precision import Precision
 from ..core.scale_history import HistoryPolicy
 from ..core.validation import instance_or_none, integer, strings

@@ -13,19 +13,11 @@ import nnabla.parametric_functions as PF
 import pytest
 from hypothesis import given, settings
 
-from nnabla_adaloss.core.choose import (
-    Choice,
-    ScaleLimits,
-    Start,
-    choose,
-    choose_merged,
-    equalized,
-    within_float32,
-)
+from nnabla_adaloss.core.choose import Choice, ScaleLimits, Start, _equalized, choose, choose_merged
 from nnabla_adaloss.core.components import Components, MergedComponents, merge_components
 from nnabla_adaloss.core.layer_alpha import AlphaBounds
 from nnabla_adaloss.core.layer_record import Reason
-from nnabla_adaloss.core.power_of_two import is_power_of_two
+from nnabla_adaloss.core.power_of_two import is_power_of_two, within_float32
 from tests.worlds import random_structures as graphs
 from tests.worlds.random_structures import Drawn, structures
 
@@ -39,10 +31,8 @@ class Graph(graphs.Graph):
     """A graph that never runs, and what is known of its components; those that are not named are unknown."""
 
     def by_index(self, known: Mapping[nn.Variable, Any], other: Any) -> List[Any]:
-        found = [other] * len(self.components.names)
-        for v, own in known.items():
-            found[self.index(v)] = own
-        return found
+        own = {self.index(v): value for v, value in known.items()}
+        return [own.get(index, other) for index in range(len(self.components.names))]
 
     def weight(self, layer: str) -> int:
         return self.structure.layer_inputs[layer][1].weight
@@ -187,8 +177,8 @@ def test_components_at_most_two_bits_apart_share_a_scale() -> None:
 
 @given(st.lists(st.integers(-24, 100)) | st.lists(st.integers(0, 8)))
 def test_equalized_scales_are_at_most_two_bits_smaller_and_seldom_change(exponents: List[int]) -> None:
-    scales = [2.0**e for e in exponents]
-    found = equalized(scales)
+    scales, components = [2.0**e for e in exponents], Components({}, [], frozenset(), {}, [], frozenset())
+    found = [one for one in _equalized(components, ScaleLimits(scales, {}, (), [])) if one is not None]
     assert len(found) == len(scales)
     assert all(scale / 4.0 <= one <= scale for one, scale in zip(found, scales))
     # From each change on, what follows could not have gone on with one scale.
@@ -595,15 +585,11 @@ def cases(draw: Any) -> Case:
     absent = frozenset(draw(st.sets(st.integers(1, count)), label="absent"))
     present = reached(components, absent)
     weights = tuple(weight if index in present else 0.0 for index, weight in enumerate(for_each(powers)))
-    ceilings = enumerate(for_each(st.none() | powers))
-    known = ScaleLimits(
-        for_each(st.none() | powers),
-        {index: assumed for index, assumed in ceilings if assumed is not None},
-        weights,
-        for_each(st.none() | st.just(0.0) | st.floats(2.0**-20, 2.0**20)),
-        draw(st.sets(st.integers(0, count - 1))),
-        draw(st.booleans()),
-    )
+    limits, ceilings = for_each(st.none() | powers), for_each(st.none() | powers)
+    assumed = {index: own for index, own in enumerate(ceilings) if own is not None}
+    unit_amaxes = for_each(st.none() | st.just(0.0) | st.floats(2.0**-20, 2.0**20))
+    underflowed, equalize = draw(st.sets(st.integers(0, count - 1))), draw(st.booleans())
+    known = ScaleLimits(limits, assumed, weights, unit_amaxes, underflowed, equalize)
     scale = draw(powers)
     start = Start(scale, draw(powers), SPAN)
     given = draw(st.booleans())
@@ -614,8 +600,8 @@ def cases(draw: Any) -> Case:
     alphas = draw(st.none() | st.fixed_dictionaries({slot.layer: wanted for slot in layers}))
     bounds = {slot.weight: draw(alpha_bounds) for slot in layers if draw(st.booleans())}
     held = components.at_loss if given else {}
-    limits = [(i, own) for i, own in enumerate(known.limits) if own is not None and i not in held]
-    floors = {i: own / draw(spares) for i, own in limits}
+    lowerable = [(i, own) for i, own in enumerate(known.limits) if own is not None and i not in held]
+    floors = {i: own / draw(spares) for i, own in lowerable}
     return Case(drawn, components, known._replace(bounds=bounds, floors=floors), start, alphas)
 
 

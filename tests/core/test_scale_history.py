@@ -51,15 +51,8 @@ def test_a_window_goes_on_from_a_file(pushed: List[float], length: int, later: L
         *([2, [[1, 1.0], [1, 0.5]]], [2, [[2, 1.0], [1, 0.5]]], [2, [[1, 0.5], [2, 1.0]]]),
         *([2, [[1, 1.0], [2, 1.0]]], [1, [[1, -0.5]]], [1, [[1, math.nan]]], [1, [[1, math.inf]]]),
         # Of another type.
-        *(
-            [1, [[1, True]]],
-            [1, [[1, "1.0"]]],
-            [1.5, [[1, 1.0]]],
-            [1, [[1.0, 1.0]]],
-            [1, [[1]]],
-            [1, 1.0],
-            None,
-        ),
+        *([1, [[1, True]]], [1, [[1, "1.0"]]], [1.5, [[1, 1.0]]], [1, [[1.0, 1.0]]], [1, [[1]]]),
+        *([1, 1.0], None),
     ],
 )
 def test_a_damaged_window_is_refused(damaged: Any) -> None:
@@ -72,9 +65,7 @@ def test_a_damaged_window_is_refused(damaged: Any) -> None:
     st.sampled_from([65504.0, 448.0, 57344.0, 3.3e38]),
     st.floats(1.0, 1e6),
 )
-def test_the_scale_is_the_largest_power_of_two_that_leaves_the_margin(
-    amax: float, u_max: float, margin: float
-) -> None:
+def test_scales_are_the_largest_that_leave_the_margin(amax: float, u_max: float, margin: float) -> None:
     policy = HistoryPolicy(margin=margin)
     scale = policy.scale(amax, u_max=u_max)
     assert scale == floor_power_of_two(scale)
@@ -95,9 +86,7 @@ def test_a_power_of_two_that_just_fits_is_taken() -> None:
     ("window", "every", "measurements"),
     [(64, 1, 64), (64, 3, 22), (64, 4, 16), (64, 8, 16), (64, 1000, 16), (256, 8, 32), (8, 1, 8), (8, 8, 8)],
 )
-def test_a_window_of_iterations_holds_16_measurements_at_least(
-    window: int, every: int, measurements: int
-) -> None:
+def test_a_window_has_16_measurements_at_least(window: int, every: int, measurements: int) -> None:
     policy = HistoryPolicy(margin=2.0, window=window)
     assert policy.measured_every(every) == HistoryPolicy(margin=2.0, window=measurements)
 

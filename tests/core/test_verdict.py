@@ -47,12 +47,8 @@ def test_nothing_is_asked_twice_and_each_way_ends(rules: Rules) -> None:
         ways = [facts]
         for _ in range(5):
             found = [(one, judge(one, rules)) for one in ways]
-            ways = [
-                answered(one, verdict, answer)
-                for one, verdict in found
-                if verdict in ACTIONS
-                for answer in (False, True)
-            ]
+            asked = [(one, verdict) for one, verdict in found if verdict in ACTIONS]
+            ways = [answered(*one, answer) for one in asked for answer in (False, True)]
         assert not ways
 
 
