@@ -43,7 +43,8 @@ class LayerState(NamedTuple):
 
     def as_list(self) -> List[Any]:
         """State as plain numbers and lists, for saving."""
-        return [*self[:4], *([[list(g) for _, g in self.history]] if self.history else [])]
+        history = [[list(g) for _, g in self.history]] if self.history else []
+        return [*self[:4], *history]
 
     @classmethod
     def from_list(cls, values: List[Any]) -> LayerState:

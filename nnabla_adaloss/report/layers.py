@@ -136,9 +136,9 @@ def _recorded(rows: Sequence[LayerRow], field: str) -> List[float]:
     return [value for row in rows if (value := getattr(row, field)) is not None]
 
 
-def why(rows: Sequence[LayerRow]) -> Optional[str]:
-    """Reason of a layer's scale at its last recorded measurement; None if none was recorded."""
-    return next((row.reason for row in reversed(rows) if row.reason != Reason.HELD), None)
+def why(rows: Sequence[LayerRow]) -> str:
+    """Reason of a layer's scale at its last recorded measurement, if any."""
+    return next((row.reason for row in reversed(rows) if row.reason != Reason.HELD), _NOT_RECORDED)
 
 
 def all_advice(layers: Layers) -> str:
@@ -160,7 +160,7 @@ def advice(rows: Sequence[LayerRow]) -> Optional[str]:
     if last.headroom is None or last.headroom < _UNUSED:
         text += ", and the largest is at the end of the format: no scale keeps both"
         return f"{text}. {_WIDER.capitalize()}."
-    remedy = _REMEDIES.get(why(rows) or "", _OTHERWISE)
+    remedy = _REMEDIES.get(why(rows), _OTHERWISE)
     return f"{text}; {last.headroom:.0f} bits of headroom are unused. {remedy}."
 
 
@@ -190,7 +190,7 @@ Columns = Mapping[str, Callable[[Sequence[LayerRow]], str]]
 
 COLUMNS: Columns = {
     "alpha": lambda rows: scale_text(rows[-1].alpha),
-    "why this alpha": lambda rows: why(rows) or _NOT_RECORDED,
+    "why this alpha": why,
     "S": _scale,
     "loss weight": lambda rows: "–" if rows[-1].loss_weight is None else scale_text(rows[-1].loss_weight),
     "underflow": lambda rows: percent(rows[-1].underflow),
