@@ -49,12 +49,14 @@ class ArrayStatistics(NamedTuple):
     @classmethod
     def loaded(cls, values: Sequence[Any]) -> ArrayStatistics:
         """Load statistics from a saved list; TypeError or ValueError if no array can have them."""
-        numbers = {name: number(name, value) for name, value in zip(cls._fields, values)}
+        loaded = cls(*values) if len(values) == len(cls._fields) else None
         # Only the sum may be negative; sums may be infinite. NaN fails all comparisons.
-        valid = all(n >= (-math.inf if name == "sum" else 0.0) for name, n in numbers.items())
-        if not valid or len(values) != len(cls._fields):
+        if loaded is None or not (
+            number("sum", loaded.sum) <= math.inf
+            and all(number("statistics", value) >= 0.0 for value in loaded._replace(sum=0.0))
+        ):
             raise ValueError(f"statistics {values} cannot be those of an array")
-        return cls(*values)
+        return loaded
 
     @property
     def finite(self) -> bool:
