@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScalingUpdater
-from tests.worlds.passes import look, run
+from tests.worlds.passes import look, run, settle
 from tests.worlds.trainings import solver_of
 from tests.worlds.values import FLOAT, HALF, Values, assert_equal, data, snapshot
 
@@ -215,3 +215,18 @@ def test_gradients_that_overlap_otherwise_are_refused() -> None:
     loss = F.sum(w**2) + F.sum(part**2)
     with pytest.raises(ValueError, match=r"gradients of rows and an input of shape \(2, 3\) overlap"):
         AdaptiveLossScaling(loss).backward()
+
+
+def test_a_graph_that_is_refused_leaves_the_state_of_the_network_as_it_was() -> None:
+    w = PF.get_parameter_or_create("rows", (6, 3))
+    part = nn.Variable.from_numpy_array(np.ones((2, 3))).apply(need_grad=True)
+    own, part.grad = part.grad, w.grad.narrow(0, 1, 2)
+    before, scaling = (AdaptiveLossScaling(loss) for loss in (F.sum(w**2), F.sum(w**2) + F.sum(part**2)))
+    settle(before)
+    scaling.go_on_from(before)
+    with pytest.raises(ValueError, match="overlap"):
+        scaling.backward()
+    part.grad = own
+    run(scaling)
+    (topology,) = scaling.state_dict()["topologies"]
+    assert topology["network"] == before.state_dict()["network"]
