@@ -31,8 +31,7 @@ class MPICommunicator:
 
     It replaces `nnabla.communicators.MultiProcessCommunicator` on hosts without GPUs for data-parallel
     training: `bcast`, `all_reduce`, `barrier` and groups. Every exchange is collective: all ranks of the
-    group must make the same calls in the same order. If their calls or shapes differ, all raise
-    `CollectiveMismatchError`.
+    group make the same calls, with the same shapes and in one order, or all raise `CollectiveMismatchError`.
 
     Sums are computed in float32, whatever the dtypes, and have the same bits on all ranks. Not thread-safe.
 
@@ -230,9 +229,7 @@ class MPICommunicator:
     def check_agreement(
         self, values: Union[Mapping[str, Any], Sequence[Any]], what: str = "parameters"
     ) -> None:
-        """Compare arrays or numbers bit for bit across the ranks, by checksums.
-
-        Reads every array once and sends a CRC-32 of each.
+        """Compare arrays or numbers bit for bit across the ranks, by a CRC-32 of each.
 
         Args:
             values: NdArrays, NumPy arrays or numbers, by name or in a sequence.

@@ -18,7 +18,6 @@ from ..core.scale_policy import SMALLEST_SCALE, growth_factor
 from ..errors import warn
 from ..host_context import host_view
 
-# The gradient of a Variable is its `.grad`.
 Gradient = Union[NDArray[Any], "nn.NdArray", "nn.Variable"]
 Gradients = Union[Gradient, Iterable[Gradient]]
 _KINDS = (np.ndarray, np.generic, nn.NdArray, nn.Variable)
@@ -233,12 +232,10 @@ class LossScaler:
         grows = self._good_updates >= self.growth_interval
         if grows:
             self._good_updates = 0
-        if not self.dynamic_scaling:
-            return usable
         lowest = max(self.min_scale, SMALLEST_SCALE)
-        if grows:
+        if self.dynamic_scaling and grows:
             self.scale = min(self.scale * self.growth_factor, max(self.max_scale, lowest, self.scale))
-        elif not usable:
+        elif self.dynamic_scaling and not usable:
             if self.scale <= self.min_scale and not self._warned:
                 self._warned = True
                 warn(

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import os
 from functools import partial
 from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Union
 from zlib import crc32
@@ -23,6 +22,7 @@ from ..core.scale_policy import ScaleState
 from ..errors import is_out_of_memory, missing_code, warn
 from ..graph.loss import LossLike
 from ..state.state_file import read_state, write_state
+from ..state.whole_file import PathLike
 from .loop import TrainingLoop
 from .retries import Counters, UpdateResult
 from .settings import GlobalScaleName, HookLike, OnOverflow, Policy, Setting, keep_data, policy
@@ -316,7 +316,7 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
                 "measured again, the loss scale is kept. Load the parameters before the state"
             )
 
-    def save_states(self, path: Union[str, os.PathLike[str]]) -> None:
+    def save_states(self, path: PathLike) -> None:
         """Write the state to `path`, besides the solver's own `save_states`; completely or not at all.
 
         Raises:
@@ -326,7 +326,7 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
         """
         write_state(path, self.state_dict())
 
-    def load_states(self, path: Union[str, os.PathLike[str]]) -> None:
+    def load_states(self, path: PathLike) -> None:
         """Resume from a file of `save_states`. Load parameters and solver states before.
 
         Raises:

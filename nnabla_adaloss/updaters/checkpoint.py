@@ -10,7 +10,7 @@ import os
 import zipfile
 from contextlib import ExitStack, contextmanager
 from itertools import compress
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union, cast
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, cast
 
 import nnabla as nn
 import numpy as np
@@ -21,7 +21,7 @@ from ..engine.adaptive_loss_scaling import AdaptiveLossScaling
 from ..errors import warn
 from ..graph.names import must_override, parameters_in
 from ..state.state_file import StateFileError
-from ..state.whole_file import replace_file, special_kind
+from ..state.whole_file import PathLike, replace_file, special_kind
 from ..undo.shared_memory import shared_memory_of
 from .loop import TrainingLoop
 from .solvers import has
@@ -34,9 +34,7 @@ _HEAD = "nnabla_adaloss checkpoint"
 _OF_SOLVERS = ("get_parameters", "get_states", "set_states", "learning_rate", "set_learning_rate", "name")
 
 
-def save_checkpoint(
-    path: Union[str, os.PathLike[str]], *parts: Any, extra: Optional[Mapping[str, Any]] = None
-) -> None:
+def save_checkpoint(path: PathLike, *parts: Any, extra: Optional[Mapping[str, Any]] = None) -> None:
     """Save all that a training needs to resume bit for bit into one file, completely or not at all.
 
     That is: the parameters of the current scope (running statistics included), of the solvers and of the
@@ -89,7 +87,7 @@ def save_checkpoint(
     replace_file(path, written.getvalue())
 
 
-def load_checkpoint(path: Union[str, os.PathLike[str]], *parts: Any) -> Dict[str, Any]:
+def load_checkpoint(path: PathLike, *parts: Any) -> Dict[str, Any]:
     """Resume from a file of `save_checkpoint`, and return its `extra`; `{}` if none was given.
 
     Build network, solvers and updaters first. Call each Module once: that makes its parameters. A learning

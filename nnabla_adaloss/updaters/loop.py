@@ -140,16 +140,13 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
             self._undone.append((savepoint(own + self.scaling.undoable), self.scaling))
         try:
             result = self._run_iteration()
-        except BaseException as error:
+        except BaseException:
             if self._interrupted is not None:
                 # Other ranks wait for this one in the same attempt of the same iteration.
                 self.iteration -= 1
                 self.counters.fed = self._retries.fed
                 self._undo_batches()
             self._undo_iteration()
-            if isinstance(error, LossScaleError):
-                # A policy raised it, on all ranks: no scale was the cause, so none stays lowered.
-                self._restore_scales()
             raise
         if self._audience is not None:
             if self.scale != before.scale:
@@ -404,6 +401,8 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         # It ends in order, with its batches counted as lost: an error does not undo it.
         self._undone.clear()
         if policy == "raise":
+            # On all ranks: no scale was the cause, so none stays lowered.
+            self._restore_scales()
             raise LossScaleError(message)
         if policy == "warn":
             self._notifier.warn(kind, message)
