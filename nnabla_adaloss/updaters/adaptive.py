@@ -40,16 +40,6 @@ _TORCH_ARGUMENTS = {
 _VERSION = 6  # of a saved state
 
 
-def _exchanged(updater: Any, solver: Any) -> bool:
-    """Refuse another solver if a communicator exchanges the gradients of this one."""
-    return updater.comm is not None and solver is not updater.solver
-
-
-def _measured(updater: Any, min_scale: Any) -> bool:
-    """Refuse another floor of measured scales, which keep their first one."""
-    return updater.history is not None and min_scale != updater.min_scale
-
-
 class AdaptiveLossScalingUpdater(TrainingLoop):
     """Trains with measured loss scales: one for each part of the network (component), and nothing to tune.
 
@@ -129,7 +119,7 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
 
     # Table of arguments: checks, values refused later, and reports to monitors. `loss` and `scale`, whose
     # assignment changes the engine, are properties.
-    solver: Any = Setting(check_solver, fixed=_exchanged, reported=False)
+    solver: Any = Setting(check_solver, fixed="comm", reported=False)
     data_feeder: Any = Setting(
         check.callable_with(what="callable without arguments", instead="feed, not feed(), or a lambda"),
         reported=False,
@@ -150,7 +140,7 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
     on_nonfinite_loss: Policy = policy()
     on_nonfinite_forward: Policy = policy()
     on_scale_floor: Policy = policy()
-    min_scale: Any = Setting(fixed=_measured, saved=True)
+    min_scale: Any = Setting(fixed="history", saved=True)
     max_scale: Any = Setting(saved=True)
     hysteresis: Any = Setting(saved=True)
     on_gradients: Any = Setting(

@@ -122,17 +122,15 @@ class Notifier:
 
     def _gradients_are_zero(self, engines: Sequence[AdaptiveLossScaling], solvers: Sequence[Any]) -> bool:
         """True if the gradients of all parameters of the solvers are zero."""
-
-        def passes_left_zeros() -> bool:
-            return all(self._trained.isdisjoint(engine.result.nonzero) for engine in engines)
-
+        nonzero = [engine.result.nonzero for engine in engines]
         # First with the parameters of the last query: reading a solver's takes as long as all the rest.
-        if not passes_left_zeros():
+        if not all(map(self._trained.isdisjoint, nonzero)):
             return False
         parameters = parameters_of(solvers)
         self._trained = {hash(v) for v in parameters}
         # Other batches, ranks and hooks may have added to gradients that these passes left at zero.
-        return passes_left_zeros() and engines[0].kernels.gradients_are_zero(parameters)
+        kernels = engines[0].kernels
+        return all(map(self._trained.isdisjoint, nonzero)) and kernels.gradients_are_zero(parameters)
 
     def _note_untrained(self, iteration: int, engines: Sequence[AdaptiveLossScaling]) -> None:
         """Note parameters with a gradient; after a while, warn of those that never had one."""

@@ -62,7 +62,7 @@ class Setting:
     def __init__(
         self,
         check: Callable[[str, Any], Any] = lambda name, value: value,  # returns the value to keep, or raises
-        fixed: Union[bool, Callable[[Any, Any], bool]] = False,  # True: refuse another value
+        fixed: Union[bool, str] = False,  # True: refuse another value; a name: if that setting is not None
         saved: bool = False,  # states contain it, and load only if it is equal
         reported: bool = True,  # monitors receive it
     ) -> None:
@@ -75,7 +75,10 @@ class Setting:
         """Check and assign a value; AttributeError if another one is refused."""
         # The first assignment, by `__init__`, is never refused.
         name, values = self._name, vars(updater)
-        if name in values and (self.fixed(updater, value) if callable(self.fixed) else self.fixed):
+        if name in values and (
+            self.fixed is True
+            or (self.fixed and values.get(self.fixed) is not None and value != values[name])
+        ):
             raise AttributeError(
                 f"{name} cannot be changed after the updater was made: make another updater; a saved state "
                 "can be loaded into it if its other settings are the same"
