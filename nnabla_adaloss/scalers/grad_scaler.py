@@ -126,10 +126,9 @@ class GradScaler:
             LayerPrecisions(storage)
         self._non_homogeneous = strings("non_homogeneous", non_homogeneous, "type names of functions")
         self._audience = audience_of(monitors)
-        # Engine of each loss, by labels of its functions, in the order of use; and loaded states whose
-        # networks have not been seen yet.
+        # Engine of each loss, by labels of its functions, in the order of use.
         self._engines: Dict[Tuple[str, ...], AdaptiveLossScaling] = {}
-        self._saved: List[Mapping[str, Any]] = []
+        self._saved: List[Mapping[str, Any]] = []  # loaded states whose networks have not been seen yet
         self.steps = self.skipped_steps = 0
         self.cause = ""
         self._iteration = 1  # number of this iteration, or of the next one between two

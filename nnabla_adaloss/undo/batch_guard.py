@@ -154,9 +154,8 @@ class BatchGuard:
         # Losses of one network may share the state that their forward passes write.
         self.state = state or ForwardState(kernels)
         self._graph = graph
-        # True for the first batch of the window; else the state at the batch's start.
-        self._first = True
-        self._start: Moment = {}
+        self._first = True  # True for the first batch of the window
+        self._start: Moment = {}  # state at the start of a later batch
         # Gradients at the start of the window (True), and of a later batch (False), if they are saved.
         self._gradients = {first: ArraySnapshot(kernels) for first in (True, False)}
         # True if gradients are to be saved for this batch; and if they were, so that it can be undone.

@@ -46,8 +46,7 @@ class GradientExchange:
         self.comm: Any = comm
         self._solver = solver
         self._broadcast = False
-        # Names that all ranks have sent numbers under, in order, with their lengths.
-        self._lengths: Dict[str, int] = {}
+        self._lengths: Dict[str, int] = {}  # names that all ranks have sent numbers under, and how many
 
     @property
     def parameters(self) -> Dict[str, nn.Variable]:

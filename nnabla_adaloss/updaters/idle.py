@@ -17,11 +17,9 @@ class Turn:
     """Locks that only one of the updaters with common arrays or solvers holds at a time."""
 
     def __init__(self) -> None:
-        # Held while parameters are swapped or changed. It excludes other threads, but not a signal handler,
-        # which runs in the holding thread.
+        # Held while parameters change. It keeps out other threads, not a signal handler in the holding one.
         self.lock = threading.RLock()
-        # Held during a whole update, callback, save or load; taken before `lock`. Updates wait for it, all
-        # others only try.
+        # Held in updates, callbacks, saves and loads; taken before `lock`. Updates wait for it, others try.
         self.exclusive = threading.RLock()
         # Only locks can show the work of the holder of `exclusive`: a signal may interrupt Python between
         # any two lines, but not inside a lock or at the ends of its `with` block.

@@ -66,11 +66,9 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         # True if S0 is searched for as by nnabla's updater: no repeats, an overflow lowers S0 on all ranks.
         self._searches = not (self._repeat or self._s0.measured)
         self.iteration = 0
-        # Set before an exchange with other ranks: an iteration that an exception ends there is resumed by the
-        # next call.
+        # Set until an exchange with other ranks: if an exception comes first, the next call resumes it.
         self._interrupted: Optional[RetryState] = None
-        # Savepoints for rolling back an interrupted iteration.
-        self._undone: List[Tuple[Callable[[], None], AdaptiveLossScaling]] = []
+        self._undone: List[Tuple[Callable[[], None], AdaptiveLossScaling]] = []  # savepoint of an iteration
         # Last, because it may replace functions of the graph: all other arguments are valid by now.
         self._loss: LossLike = arguments["loss"]
         self.scaling = self._engine(self._loss, self.config)
@@ -233,7 +231,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
                     # After a hopeless batch, `judge` tries at the first overflow whether any scale helps.
                     check_after = 0 if self._retries.hopeless else CHECK_AFTER
                     rules = Rules(self._repeat, self.max_retries, check_after, outcome.facts.overflowed)
-                    outcome = _together(outcome, self._batch_loop().go_on(rules))
+                    outcome = _combined(outcome, self._batch_loop().go_on(rules))
         return outcome
 
     def _run_pass(self, rerun: bool) -> None:
@@ -412,7 +410,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         )
 
 
-def _together(before: Outcome, outcome: Outcome) -> Outcome:
+def _combined(before: Outcome, outcome: Outcome) -> Outcome:
     """Combine outcomes: the first overflow, if any, and its layers before others that were not finite."""
     first, other = (before, outcome) if before.facts.overflowed else (outcome, before)
     return first._replace(layers=tuple(dict.fromkeys((*first.layers, *other.layers))))

@@ -80,12 +80,9 @@ class Notifier:
     def __init__(self) -> None:
         self._warned: Set[str] = set()
         self._lost_in_a_row = 0
-        # Keys of the solvers' parameters at the last query.
-        self._trained: Set[int] = set()
-        # Last iteration with a nonzero gradient; 0: none yet.
-        self._last_gradient = 0
-        # Parameters without any nonzero gradient so far, by name.
-        self._untrained: Dict[str, nn.Variable] = {}
+        self._trained: Set[int] = set()  # keys of the solvers' parameters at the last query
+        self._last_gradient = 0  # last iteration with a nonzero gradient; 0: none yet
+        self._untrained: Dict[str, nn.Variable] = {}  # parameters without a nonzero gradient so far, by name
 
     def warn(self, kind: str, message: str) -> None:
         if kind not in self._warned:
