@@ -118,10 +118,8 @@ def storage_of(layers: Mapping[str, PrecisionLike], repeated: AbstractSet[str]) 
     """Mapping for `storage=`: the most frequent precision as `"*"`, others, some `repeated`, by name."""
     precisions = {name: get_precision(storage) for name, storage in layers.items()}
     usual = Counter(precisions.values()).most_common(1)[0][0]
-    found: Dict[str, PrecisionLike] = {}
-    for name, storage in layers.items():
-        if precisions[name] != usual:
-            found.update(dict.fromkeys(_patterns_of(name, repeated), storage))
+    others = ((name, storage) for name, storage in layers.items() if precisions[name] != usual)
+    found = {pattern: storage for name, storage in others for pattern in _patterns_of(name, repeated)}
     return {**found, "*": next(storage for name, storage in layers.items() if precisions[name] == usual)}
 
 

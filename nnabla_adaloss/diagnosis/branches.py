@@ -16,7 +16,6 @@ from .network import Network
 from .operands import Batches
 from .passes import Gradients, Layer
 from .target import input_name
-from .watching import largest
 
 _SHRINKS = 1e3  # factor by which a function makes a gradient smaller by far
 _UNKNOWN = "", remedies.NOT_CHOSEN  # clause and remedy without a reason
@@ -41,14 +40,14 @@ class Branches(Batches):
         return names[0] if names and onward.isdisjoint(map(hash, network.roots)) else ""
 
     def _moves(self, v: nn.Variable) -> bool:
-        return largest(s.gradients.get(hash(v)) for s in self._sights) > 0.0
+        return self.gradient([hash(v)]) > 0.0
 
     def blank_inputs(self) -> Iterator[Note]:
         """Note layers that learn nothing from an input, as it is all 0, or has no numbers below 0."""
         network = self._network
         for f, node in network.nodes.items():
-            weights = [p for p in node.leaves if network.graph.leaves[p].ndim > 1]
-            arriving = self.gradient(node.outputs)
+            weights = [key for key in node.leaves if network.leaves[key].ndim > 1]
+            arriving = self.arriving(f)
             if node.type_name == "PReLU" and node.leaves and arriving and not self.gradient(node.leaves):
                 what = "reads no numbers below 0 in these batches, so that its slope learns nothing"
                 yield Note(f"{node.label} {what}: leave out a ReLU before it.")
@@ -66,10 +65,9 @@ class Branches(Batches):
         ends: List[Any] = []
         for layer in layers:
             is_cut_off = network.reached.isdisjoint(v.parent for v in layer.outputs.values())
-            own = (s.gradients.get(key) for s in sights for key in (*layer.outputs, *layer.weights))
-            onward = [f for f in network.behind(layer.outputs) if f in network.nodes]
-            arriving = (f for f in onward if self.gradient(network.nodes[f].outputs))
-            f = None if is_cut_off or largest(own) else next(arriving, None)
+            onward = (f for f in network.behind(layer.outputs) if f in network.nodes)
+            has_gradient = self.gradient((*layer.outputs, *layer.weights))
+            f = None if is_cut_off or has_gradient else next(filter(self.arriving, onward), None)
             if f is not None:
                 names.append(layer.name)
                 # Of a concatenation, its readers leave out a part.
@@ -99,8 +97,8 @@ class Branches(Batches):
 
     def clipped(self) -> Iterator[Cause]:
         """Functions that clip gradients to next to nothing."""
-        for node in self._network.nodes.values():
-            left, arriving = (self.gradient(p) for p in (node.inputs, node.outputs))
+        for f, node in self._network.nodes.items():
+            left, arriving = self.gradient(node.inputs), self.arriving(f)
             if node.type_name.startswith("ClipGrad") and _SHRINKS * left < arriving < math.inf and left:
                 what = f"it leaves {left:.1e} of a gradient of {arriving:.1e}"
                 yield Cause("clipped", node.label, what, remedies.CLIP_LESS, False)
@@ -111,10 +109,9 @@ class Branches(Batches):
         layer = network.graph.functions[network.positions[name]]
         onward = set(map(hash, layer.outputs))
         for f in [f for f in network.behind(onward) if f in network.nodes]:
-            node = network.nodes[f]
-            on_path = [p for p in node.inputs if network.graph.keys[p] in onward]
+            on_path = onward.intersection(network.nodes[f].inputs)
             onward.update(map(hash, f.outputs))
-            left, arriving = self.gradient(on_path), self.gradient(node.outputs)
+            left, arriving = self.gradient(on_path), self.arriving(f)
             if left and most * left < arriving < math.inf:
                 most, remedy = arriving / left, remedies.CLIP_LESS * f.info.type_name.startswith("ClipGrad")
                 if remedies.is_a(f, "MulScalar", "Mul2", "Div2") and f.outputs[0].size > 1:

@@ -57,10 +57,9 @@ class Deviations(Operands):
         absorbing = (f for f in nodes if f in self.sight.absorbing and f.outputs[0].size > 1)
         sums = network.in_order(f for f in absorbing if all(v.need_grad for v in f.inputs))
         if len(sums) >= 8:  # a recurrence
-            end = (
-                f" {self._absorbs(sums[0], network.format(sums[0].outputs[0]))}, as in {len(sums) - 1} sums "
-            )
-            yield Note("", [network.name(sums[0])], f"{end}behind it: {remedies.SMALL_TERMS}.")
+            absorbs = self._absorbs(sums[0], network.format(sums[0].outputs[0]))
+            end = f" {absorbs}, as in {len(sums) - 1} sums behind it: {remedies.SMALL_TERMS}."
+            yield Note("", [network.name(sums[0])], end)
         for v in network.graph.leaves.values():
             if hash(v) not in network.names and self.vanished(v) > 0.99 * v.size:
                 end = f", which becomes 0 in {network.format(v).name}: {remedies.SCALE_DATA}."
@@ -89,9 +88,8 @@ class Deviations(Operands):
 
     def wrong_rows(self) -> Iterator[Cause]:
         """Functions that read computed indices that storage has rounded."""
-        for f in self.network.graph.functions:
-            count = self.sight.wrong_indices.get(f, 0)
-            v = f.inputs[INDICES[f.info.type_name]] if count else f.outputs[0]
+        for f, count in self.sight.wrong_indices.items():
+            v = f.inputs[INDICES[f.info.type_name]]
             stored, largest = self.network.format(v), self.amax(v)
             last = math.ldexp(2.0, stored.mantissa_bits)
             # A smaller index is another one because of the numbers that it was chosen by.
@@ -179,13 +177,13 @@ class Deviations(Operands):
         if own and cancels and f.info.type_name in ("Add2", "Sub2", "AddScalar", "RSubScalar"):
             what = f"it computes the difference of numbers up to {largest:.3g}, which is so small "
             what += f"beside them that {stored.name} holds it with an error of {error:.0%}"
-            remedy = remedies.of_difference(f)
             # A finite difference: the same parameters, in functions of their own.
             sides = [{*network.walk([w.parent])} for w in f.inputs]
             named = [{*network.parameters(u for g in side for u in g.inputs)} for side in sides]
             weighted = [side.intersection(network.weighted) for side in sides]
             if len(sides) == 2 and named[0] and named[0] == named[1] and weighted[0].isdisjoint(weighted[1]):
-                remedy = remedies.LARGER_STEP
+                return Cause("precision", name, what, remedies.LARGER_STEP)
+            remedy = remedies.of_difference(f)
             remedy = (feeder or remedy) if remedy == remedies.DIFFERENCE else remedy
             return Cause("precision", name, what, remedy)
         difference = remedies.origin(f.inputs[0]) if own and f.info.type_name == "Log" else None

@@ -14,7 +14,7 @@ from .causes import Cause, Note, listed
 from .finite import SOFTMAX_OR_LOSS, Finiteness
 from .network import DIFFERENCES, NORMALIZATIONS, Network, read_by
 from .operands import Batches
-from .watching import INDICES, Sight, largest
+from .watching import INDICES, Sight
 
 _MOST = 0.5  # share of outputs in the flat part, in every batch, from which an activation is saturated
 
@@ -35,19 +35,20 @@ class Ends(Batches):
     def __init__(self, network: Network, sights: Sequence[Sight]) -> None:
         super().__init__(network, sights)
         # Keys of the leaves without gradient in all batches.
-        starved = [p for p in network.plan.leaves if not self.gradient([p])]
-        self._starved = set(network.keys(starved))
+        self._starved = {key for key in network.leaves if not self.gradient([key])}
 
     def functions(self) -> Dict[Any, Cause]:
         """Causes of functions at which the gradient ends, or with outputs of 0 for nonzero inputs."""
         ended, found, network = set(), {}, self._network
         has_loss = any(map(self.largest, network.roots))
         for f, node in reversed(network.nodes.items()):
-            arriving = [s for s in self._sights if Batches(network, [s]).gradient(node.outputs)]
+            arriving = [s for s in self._sights if Batches(network, [s]).arriving(f)]
             # A difference of other numbers that is always 0.
             compared = f.inputs if has_loss and node.type_name in DIFFERENCES else ()
             is_equal = any(map(self.largest, compared)) and not any(map(self.largest, f.outputs))
-            if not arriving or (is_equal and network.is_copy(f)):
+            # A stop on purpose, or a difference of networks that are equal at the start only.
+            is_stop = node.type_name in ("Unlink", "Sink") or (is_equal and network.is_copy(f))
+            if is_stop or not arriving:
                 continue
             # One number becomes 0, and two become 1 and -1.
             if network.normalized_together(f) <= 2.0 or node.args.get("only_index"):
@@ -55,11 +56,9 @@ class Ends(Batches):
                 if alone:
                     found[f] = self._told(f)._replace(spoils=self._labels(alone))
                     ended.add(f)
-            # A stop on purpose is no end, nor is a layer that starts from 0 and learns.
-            weights = [p for p in node.leaves if network.graph.leaves[p].ndim > 1]
-            handed_on = (
-                [] if node.type_name in ("Unlink", "Sink") else [*(node.inputs or node.leaves), *weights]
-            )
+            # A layer that starts from 0 and learns is no end, either.
+            weights = [key for key in node.leaves if network.leaves[key].ndim > 1]
+            handed_on = [*(node.inputs or node.leaves), *weights]
             is_end = handed_on and not Batches(network, arriving).gradient(handed_on)
             # Harmless if other paths bring a gradient to all its leaves.
             if not (is_equal or is_end) or self._leaves_before(f).isdisjoint(self._starved):
@@ -135,10 +134,8 @@ class Ends(Batches):
 
     def _sources(self, f: Any) -> str:
         """Clause about the leaves that the equal operands of a function are computed of."""
-        first, second = (self._network.sources(v) for v in f.inputs)
-        if first == second:
-            return f", both computed of {listed(first)}"
-        return f", computed of {listed(first)}, and of {listed(second)}"
+        first, second = map(self._network.sources, f.inputs)
+        return f", both computed of {first}" if first == second else f", computed of {first}, and of {second}"
 
     def _around(self, f: Any) -> str:
         """Mean of the numbers that a function reads, and its constant."""
@@ -190,7 +187,7 @@ class Ends(Batches):
             fed = [v for v in f.inputs if v.parent is None and hash(v) not in weights]
             if f not in ended and (fed or not keys or not keys.isdisjoint(data)):
                 data.update(map(hash, f.outputs))
-                if largest(s.gradients.get(key) for s in self._sights for key in keys & weights & reached):
+                if self.gradient(keys & weights & reached):
                     return True
         return False
 
@@ -204,7 +201,7 @@ class Ends(Batches):
             if f not in flat or node.loss_section:
                 continue
             before = self._leaves_before(f)
-            if not before <= others and self.gradient(node.outputs):
+            if not before <= others and self.arriving(f):
                 what = "outputs are where its derivative is next to 0"
                 if node.type_name == "Softmax":
                     what = "rows are 1 in one place and 0 elsewhere"
@@ -248,8 +245,8 @@ class Ends(Batches):
 
     def _labels(self, leaves: AbstractSet[int]) -> Tuple[str, ...]:
         """Names of the layers that leaves belong to."""
-        keys = [(n, self._network.keys(n.leaves)) for n in reversed(self._network.nodes.values())]
-        return tuple(n.label for n, own in keys if not leaves.isdisjoint(own))
+        nodes = reversed(self._network.nodes.values())
+        return tuple(node.label for node in nodes if not leaves.isdisjoint(node.leaves))
 
     def _not_chosen(self, v: nn.Variable) -> bool:
         """True for the zeros of a part that no sample of these batches has chosen, such as a rare expert."""
@@ -317,7 +314,7 @@ class Ends(Batches):
         if kind == "MulScalar" and not args["val"]:
             what = "it is a loss weight of 0" if network.is_loss_weight(f) else "it multiplies by 0"
             return cause("zero_factor", what, remedies.ZERO_FACTOR)
-        arriving = self.gradient(node.outputs)
+        arriving = self.arriving(f)
         if kind == "MulScalar" and arriving * abs(args["val"]) < FLOAT32.smallest_subnormal:
             what = f"it multiplies the gradient, which is {arriving:.1g}, by {args['val']:g}, which gives 0"
             return cause("small_factors", what, remedies.SMALL_FACTORS)

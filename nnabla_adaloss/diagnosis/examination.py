@@ -136,7 +136,7 @@ class _Examination:
         # Names of functions with different results in each pass; keys of gradients that differ likewise.
         self._random: List[str] = []
         self._unsteady: Set[int] = set()
-        # Keys of gradients whose errors are not judged, except for rounding errors.
+        # Keys of gradients whose errors are not judged.
         self._left_out: Set[int] = set()
         self._noise = RoundingNoise(self._network, self._passes)
         self._steps = Steps(examined, self._layers)
@@ -170,13 +170,11 @@ class _Examination:
             remedy = remedies.SCORES_FIRST if is_loss else remedies.NO_BACKWARD
             causes = [Cause("no_backward", self._network.name(error.function), what, remedy)]
         causes = list(summed_up(causes))
-        in_fp32, as_stored = (float(np.mean(one)) for one in zip(*self._losses or [(math.nan, math.nan)]))
-        left_out = self._noise.gradients | self._left_out
         formats = {
-            name: {layer.name: one.effects(layer, left_out) for layer in self._layers}
+            name: {layer.name: one.effects(layer, self._left_out) for layer in self._layers}
             for name, one in tried.items()
         }
-        own = self._notes(bool(tried), layers, causes)
+        in_fp32, as_stored = (float(np.mean(one)) for one in zip(*self._losses or [(math.nan, math.nan)]))
         return NetworkNumbers(
             storage=self._storage,
             batches=len(examined),
@@ -186,7 +184,7 @@ class _Examination:
             layers=layers,
             causes=causes,
             formats=formats,
-            notes=[*examined.notes, *notes(self._network), *own],
+            notes=[*examined.notes, *notes(self._network), *self._notes(bool(tried), layers, causes)],
         )
 
     def _observe(self) -> List[Cause]:
@@ -204,7 +202,7 @@ class _Examination:
             loss = float(examined.loss.d)
             self._steps.take(index, in_fp32)
             try:
-                self._passes.observe(emulation, index, as_stored, round_gradients=False)
+                self._passes.observe(emulation, index, as_stored)
             except RuntimeError as error:
                 return [self._refused(as_stored, error)]
             self._in_fp32.append(in_fp32)
@@ -329,12 +327,13 @@ class _Examination:
         image, places = (read_by(network.walk(f.inputs[i].parent for f in jumping)) for i in (0, 1))
         self._left_out = self._unsteady | (places - image)
         self._noise.gradients -= self._left_out
+        self._left_out |= self._noise.gradients
         return tried
 
     def _numbers(self, tried: FormatTrial, layer: Layer) -> LayerNumbers:
-        noise, unsteady = self._noise.gradients, self._unsteady
-        left_out, nonzero = noise | self._left_out, tried.floor.nonzero(layer)
-        keys, effects = [*layer.outputs, *layer.weights], tried.effects(layer, left_out)
+        noise, unsteady, left_out = self._noise.gradients, self._unsteady, self._left_out
+        nonzero, effects = tried.floor.nonzero(layer), tried.effects(layer, left_out)
+        keys = [*layer.outputs, *layer.weights]
         known = (s.gradients[k].abs_max for s in self._in_fp32 for k in keys if k in s.gradients)
         losing = [way for way, one in effects.items() if one.overflow or one.underflow >= 0.01]
         return LayerNumbers(
@@ -378,7 +377,7 @@ class _Examination:
         is_fatal = any(cause.fatal for cause in beyond)
         of_storage = None if is_fatal else self._of_storage(damaged, ended)
         behind = network.behind(hash(v) for f in cancelling for v in f.outputs)
-        if of_storage is not None and of_storage.function in {*map(network.name, (*cancelling, *behind))}:
+        if of_storage is not None and of_storage.function in map(network.name, behind):
             of_storage = None
         fatal = not any(n.floor < USELESS for n in learning)
         # A flat function may become 0 as stored: why it is flat says more.

@@ -192,7 +192,7 @@ class Finiteness(Operands):
         v = f.inputs[NOT_ZERO[f.info.type_name]]
         # Functions of a probability that can be 0, too.
         passing = "RSubScalar", "AddScalar", "MulScalar", "Reshape", "Slice", "Broadcast", "Mean", "Sum"
-        g = remedies.origin(v, passing) if self.zeros(v) else None
+        g = remedies.source(v, *passing).parent if self.zeros(v) else None
         growth = self.grown(g) if remedies.is_a(g, "Sigmoid", "Softmax", "SoftPlus", "Tanh") else Growth()
         return growth if growth.remedy in remedies.SHIFTS else Growth()
 

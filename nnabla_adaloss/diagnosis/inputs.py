@@ -35,8 +35,7 @@ def notes(network: Network, sights: Sequence[Sight]) -> Iterator[Note]:
 
     def fed(v: nn.Variable) -> Optional[NDArray[Any]]:
         # Functions that hand on all numbers in another shape.
-        while remedies.is_a(v.parent, "Broadcast", "BroadcastTo", "Reshape", "Transpose"):
-            v = v.parent.inputs[0]
+        v = remedies.source(v, "Broadcast", "BroadcastTo", "Reshape", "Transpose")
         return None if hash(v) in {*network.names, *network.never_filled} else network.examined.values(v)
 
     functions = network.graph.functions

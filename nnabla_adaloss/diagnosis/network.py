@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Set, Tuple
 
 import nnabla as nn
 
+from ..core.components import NodeStructure
 from ..core.formats import Format
 from ..emulation.rounded_storage import RoundedStorage
 from ..graph.functions import is_matrix_product
@@ -35,9 +36,13 @@ class Network:
         self.roots = [graph.variables[p] for p in plan.roots]
         self.last = [v.parent for v in self.roots]
         self.positions = {name: number for number, name in enumerate(plan.labels)}
-        # Functions that backward visits, in its order, and leaves with a gradient, by key.
-        self.nodes = {graph.functions[node.number]: node for node in plan.nodes}
-        self.leaves = graph.by_key(plan.leaves)
+        # Functions that backward visits, in its order, with keys of their variables.
+        self.nodes: Dict[Any, NodeStructure] = {}
+        key = graph.keys.__getitem__
+        for node in plan.nodes:
+            inputs, leaves = tuple(map(key, node.inputs)), tuple(map(key, node.leaves))
+            self.nodes[graph.functions[node.number]] = node._replace(inputs=inputs, leaves=leaves)
+        self.leaves = graph.by_key(plan.leaves)  # those with a gradient, by key
         self.trained = {f for f, node in self.nodes.items() if node.leaves}  # functions that read these
         self.names = plan.names  # names of parameters, by key
         self.products = {f for f in graph.functions if is_matrix_product(f.info.type_name)}
@@ -51,10 +56,6 @@ class Network:
         walked = self.walk([graph.functions[-1]], _differentiated)
         self.reached = {f for f in walked if f.info.type_name != "Unlink"}
         self.reached_leaves = {hash(v) for f in self.reached for v in _differentiated(f) if v.parent is None}
-
-    def keys(self, positions: Iterable[int]) -> List[int]:
-        """Keys of variables."""
-        return [self.graph.keys[p] for p in positions]
 
     def number(self, f: Any) -> int:
         """Number of a function in forward order."""
@@ -71,11 +72,11 @@ class Network:
         name = self.names.get(hash(v))
         return input_name(v) if name is None else f"the parameter {name}"
 
-    def sources(self, v: nn.Variable) -> List[str]:
-        """Describe the leaves that a variable is computed of."""
+    def sources(self, v: nn.Variable) -> str:
+        """List the leaves that a variable is computed of."""
         functions = self.in_order(self.walk([v.parent]))
         leaves = [w for f in functions for w in f.inputs if w.parent is None]
-        return list(dict.fromkeys(map(self.called, leaves or [v])))
+        return listed([*dict.fromkeys(map(self.called, leaves or [v]))])
 
     def format(self, v: nn.Variable) -> Format:
         """Format that a variable is stored in."""

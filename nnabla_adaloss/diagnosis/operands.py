@@ -310,9 +310,13 @@ class Batches:
         known = (s.data.get(hash(v)) for s in self._sights)
         return max((math.inf if one is None else one.abs_max for one in known), default=math.inf)
 
-    def gradient(self, positions: Sequence[int]) -> float:
+    def gradient(self, keys: Iterable[int]) -> float:
         """Largest magnitude in gradients of variables; infinite if one is not finite."""
-        return largest(s.gradients.get(k) for s in self._sights for k in self._network.keys(positions))
+        return largest(s.gradients.get(key) for key in keys for s in self._sights)
+
+    def arriving(self, f: Any) -> float:
+        """Largest magnitude in the gradients that arrive at a function."""
+        return self.gradient(map(hash, f.outputs))
 
     def factors(self, f: Any) -> List[nn.Variable]:
         """Inputs that a function multiplies by."""
@@ -356,6 +360,4 @@ def is_product(f: Any) -> bool:
 
 def repeated(v: nn.Variable) -> nn.Variable:
     """Variable that functions have only cut, reshaped or repeated."""
-    while remedies.is_a(v.parent, "Broadcast", "BroadcastTo", "Reshape", "Slice"):
-        v = v.parent.inputs[0]
-    return v
+    return remedies.source(v, "Broadcast", "BroadcastTo", "Reshape", "Slice")

@@ -111,10 +111,12 @@ class Passes:
         # Each use of a weight is a variable of its own, with the same gradient.
         self._key_of_grad = {hash(v.grad): key for key, v in self._weights.items()}
 
-    def observe(self, loss: LossLike, index: int, sight: Sight, *, round_gradients: bool = True) -> None:
-        """Show a batch's forward and backward to an observer."""
-        post, pre = sight.after_forward, sight.before_backward
-        self.with_one_scale(loss, index, round_gradients=round_gradients, post=post, pre=pre)
+    def observe(self, loss: LossLike, index: int, sight: Sight) -> None:
+        """Show a batch, with gradients in fp32, to an observer."""
+        backward: Any = loss.backward
+        if not isinstance(loss, nn.Variable):
+            backward = partial(backward, round_gradients=False)
+        self._run(partial(self._forward, loss, index, sight.after_forward), backward, sight.before_backward)
         sight.end()
 
     def with_one_scale(
@@ -124,13 +126,9 @@ class Passes:
         scale: float = 1.0,
         *,
         round_gradients: bool = True,
-        post: Optional[Hook] = None,
         pre: Optional[Hook] = None,
     ) -> Gradients:
-        """Run a batch with a Variable or its emulation, which can leave gradients in fp32.
-
-        Calls `post` after each function of forward, and `pre` before each of backward.
-        """
+        """Run a batch with a Variable or its emulation, which can leave gradients in fp32; `pre`: a hook."""
         storage: Optional[RoundedStorage] = getattr(loss, "emulated_storage", None)
         backward: Any = loss.backward
         if not round_gradients:
@@ -148,8 +146,8 @@ class Passes:
                     is_beyond = np.abs(sums[key] - before) > storage.gradient_format(key, v.size).max
                     beyond[key] = beyond.get(key, False) | is_beyond
 
-        forward = partial(self._forward, loss, index, post)
-        arrays = self._run(forward, partial(backward, scale, function_post_hook=note_parts), pre)
+        backward = partial(backward, scale, function_post_hook=note_parts)
+        arrays = self._run(partial(self._forward, loss, index), backward, pre)
         for key, parts in beyond.items():
             arrays[key][parts] = np.inf
         return {key: array.astype(np.float64) / scale for key, array in arrays.items()}
@@ -238,11 +236,9 @@ class Tally:
                 squares = np.sum((rounded - fp32[key]) ** 2), np.sum(fp32[key] ** 2)
                 sums += [*map(np.count_nonzero, counted), *squares]
             if complete.ndim > 1:
-                sizes = complete.shape[0], complete.shape[-1]
                 seen = [(x != 0.0).any(axis=(*range(1, x.ndim),)) for x in (complete, rounded)]
                 seen += [(x != 0.0).any(axis=(*range(x.ndim - 1),)) for x in (complete, rounded)]
-                known = self._slices.setdefault(key, [np.zeros(size, bool) for size in np.repeat(sizes, 2)])
-                self._slices[key] = [a | b for a, b in zip(known, seen)]
+                self._slices[key] = [a | b for a, b in zip(self._slices.get(key, seen), seen)]
 
     def nonzero(self, layer: Layer) -> int:
         """Number of nonzero elements in the gradients of a layer's weights, or else outputs."""
@@ -331,7 +327,7 @@ class FormatTrial:
         """First function of each branch in whose backward most of a layer's loss occurs, or a loss begins."""
         what, counts = "overflow" if effect.overflow else "underflow", self._rounded[way]
         gone = {key for key, counted in counts.items() if not counted["nonzero"] > counted["underflow"]}
-        behind = dict.fromkeys(network.behind(layer.outputs or layer.weights))
+        behind = set(network.behind(layer.outputs or layer.weights))
 
         def onward(f: Any) -> List[nn.Variable]:
             if f not in behind or gone.issuperset(map(hash, f.outputs)):
@@ -354,7 +350,7 @@ class FormatTrial:
         """Parameters of a layer that lose, if others do not."""
         effects = {key: self.ways[way].effect([key], [key]) for key in layer.weights if key not in noise}
         found = [key for key, own in effects.items() if own.overflow or own.error > TOLERANCE]
-        names = [network.plan.names.get(key, "an input") for key in found]
+        names = [network.names.get(key, "an input") for key in found]
         # A function that only reshapes a parameter has no name of its own.
         is_named = any(layer.name.startswith(scope_of(name)) for name in names)
         return "" if is_named and len(found) == len(effects) else ", ".join(names)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator, Sequence
+from typing import Any, Iterator
 
 # Remedies where the gradient ends.
 DEAD = "normalise what it reads, or use F.leaky_relu"
@@ -194,8 +194,8 @@ def of(f: Any, known: str = "", *, too_large: bool = False) -> str:
         if any(is_a(g, "Log") for g in _readers(f)):
             return SOFTPLUS
         # A factor may leave out some, such as a sample itself.
-        factors = (g for g in _readers(f) if is_a(g, "Mul2"))
-        sums = [g for g in (*_readers(f), *(h for g in factors for h in _readers(g))) if is_a(g, "Sum")]
+        weighted = (h for g in _readers(f) if is_a(g, "Mul2") for h in _readers(g))
+        sums = (g for g in (*_readers(f), *weighted) if is_a(g, "Sum"))
         behind = {h.info.type_name for g in sums for h in _readers(g)}
         if not behind.isdisjoint(("Div2", "Log")):
             return SOFTMAX if "Div2" in behind else LOG_SOFTMAX
@@ -203,7 +203,8 @@ def of(f: Any, known: str = "", *, too_large: bool = False) -> str:
             return EXP_OF_LESS
         if known in ("", EXPLODING) and any(is_a(g, "Mul2") for g in _readers(f)):
             return BOUND_FACTOR
-    if kind == "BatchMatmul" and any(abs(factor) < 1.0 for factor in _factors(f)):
+    factors = (g for v in f.outputs for g in v.function_references if is_a(g, "MulScalar"))
+    if kind == "BatchMatmul" and any(abs(g.info.args["val"]) < 1.0 for g in factors):
         return PRODUCT
     if kind == "Div2":
         divisor = origin(f.inputs[1])
@@ -253,12 +254,16 @@ def _adds_exponentials(v: Any) -> bool:
     return is_a(f, "Sum", "Mean") and is_a(origin(f.inputs[0]), "Exp")
 
 
-def origin(v: Any, passing: Sequence[str] = _PASSING) -> Any:
+def source(v: Any, *passing: str) -> Any:
+    """Variable that another comes from through functions of these types."""
+    while is_a(v.parent, *passing):
+        v = v.parent.inputs[0]
+    return v
+
+
+def origin(v: Any) -> Any:
     """Function that a variable comes from through functions that pass it on; None for a leaf."""
-    f = v.parent
-    while is_a(f, *passing):
-        f = f.inputs[0].parent
-    return f
+    return source(v, *_PASSING).parent
 
 
 def is_a(f: Any, *type_names: str) -> bool:
@@ -270,11 +275,6 @@ def is_square(f: Any) -> bool:
     """True for a function that multiplies numbers by themselves."""
     is_itself = is_a(f, "Mul2") and f.inputs[0] == f.inputs[1]
     return is_itself or is_a(f, "SquaredError") or (is_a(f, "PowScalar") and f.info.args["val"] > 1.0)
-
-
-def _factors(f: Any) -> Iterator[float]:
-    """Constants that a function's outputs are multiplied by."""
-    yield from (g.info.args["val"] for v in f.outputs for g in v.function_references if is_a(g, "MulScalar"))
 
 
 def _readers(f: Any) -> Iterator[Any]:

@@ -67,8 +67,7 @@ class Steps:
         for layer in self._layers:
             record, every = self._records[layer.name], list(layer.weights.values())
             if examined.on_gradients is not None:
-                arriving = largest(in_fp32.gradients.get(key) for key in layer.weights)
-                record.arriving = max(arriving, record.arriving)
+                record.arriving = max(record.arriving, largest(map(in_fp32.gradients.get, layer.weights)))
             # A bias gets a gradient also where all that its layer reads is next to 0.
             weights = [v for v in every if v.ndim > 1 and v.g.any()] or every
             record.left = max(largest(in_fp32.statistics(v.grad) for v in weights), record.left)

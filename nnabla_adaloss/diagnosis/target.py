@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 import nnabla as nn
 import numpy as np
@@ -175,30 +175,30 @@ class Subject:
         # Keys of the fed leaves; with one batch, of all that may be fed.
         self.fed = {hash(self._inputs[p]) for p in (changing if others_fed else self._inputs)}
         # A scalar may be 0 on purpose.
-        blank = {p for p in own if not any(batch[p].any() for batch in self._batches)}
-        zero = {hash(v) for p, v in own.items() if v.size > 1 and p in blank}
+        zero = {hash(v) for p, v in own.items() if v.size > 1 and not any(b[p].any() for b in self._batches)}
         self.never_filled = set(map(hash, never))
         # An unfilled or all-zero input, with its reader, if no layer reads other data.
         self.unfed = self._unfed(self.never_filled | zero)
-        notes = []
+        self.warms_up = bool(rates) and rates[-1] > rates[0]
+        self.notes = [*map(Note, self._notes(rates, [] if self.unfed else never))]
+
+    def _notes(self, rates: Sequence[float], never: Sequence[nn.Variable]) -> Iterator[str]:
+        """Notes about the feeder, given the learning rates after each batch, and about unfilled inputs."""
         if self._feeder is None or not self.fed:
             unchanged = f"The feeder has changed no input in {len(self._batches)} batches"
             why = "No feeder was given" if self._feeder is None else unchanged
-            notes.append(f"{why}: this is about what the inputs hold now.")
-        start, end = (rates or [0.0])[0], self._learning_rate()
-        self.warms_up = bool(rates) and end > start
-        if 0.0 < 1.25 * end <= start:
-            fallen = f"from {start:g} to {end:g} in {len(rates)} batches"
-            notes.append(f"The feeder lowers the learning rate {fallen}: {remedies.SCHEDULE}.")
+            yield f"{why}: this is about what the inputs hold now."
+        if rates and 0.0 < 1.25 * rates[-1] <= rates[0]:
+            fallen = f"from {rates[0]:g} to {rates[-1]:g} in {len(rates)} batches"
+            yield f"The feeder lowers the learning rate {fallen}: {remedies.SCHEDULE}."
         if self.written:
             writes = f"The feeder writes to {listed(sorted(self.written))}"
-            notes.append(f"{writes}, which the solver trains: leave out those of a moving average.")
-        if never and self.unfed is None:
+            yield f"{writes}, which the solver trains: leave out those of a moving average."
+        if never:
             labels = zip(self.plan.labels, self.graph.functions)
             readers = {hash(v): label for label, f in labels for v in f.inputs}
             told = [f"{input_name(v)}, read by {readers[hash(v)]}" for v in never]
-            notes.append(f"Nobody has filled {', or '.join(told)}: {remedies.FILL_TARGET}.")
-        self.notes = [Note(text) for text in notes]
+            yield f"Nobody has filled {', or '.join(told)}: {remedies.FILL_TARGET}."
 
     def _unfed(self, blank: Set[int]) -> Optional[Tuple[nn.Variable, Any]]:
         """First blank leaf that a layer depends on, with its reader; None if a layer reads other data."""

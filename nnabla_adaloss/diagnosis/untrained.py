@@ -63,9 +63,8 @@ def notes(network: Network) -> Iterator[Note]:
     if fixed:
         end = ", which this loss reads as constants (nn.no_grad or fix_parameters): it does not train them."
         yield Note("The solver has ", fixed, end)
-    solvers = (made for made in gc.get_objects() if isinstance(made, nn.solver.Solver))
-    able = [made for made in solvers if has(made, "get_parameters")]
-    held = {hash(v) for made in able for v in made.get_parameters().values()}
+    solvers = [one for one in gc.get_objects() if isinstance(one, nn.solver.Solver)]
+    held = {hash(v) for one in solvers if has(one, "get_parameters") for v in one.get_parameters().values()}
     frozen = [(n, hash(v)) for n, v in nn.get_parameters(grad_only=False).items() if not v.need_grad]
     late = [name for name, key in frozen if key in network.reached_leaves & held]
     if late:
@@ -74,13 +73,13 @@ def notes(network: Network) -> Iterator[Note]:
     left = {key: v for key, v in network.leaves.items() if key in network.reached_leaves - held}
     if held.isdisjoint(network.reached_leaves):
         return
-    found = [name for key, name in network.plan.names.items() if key in left]
+    found = [name for key, name in network.names.items() if key in left]
     if found:
         end = ". If this program is to train them, call set_parameters after all layers are built, with "
         told = f"No solver has {len(found)} of the parameters that get a gradient: "
         yield Note(told, found, f"{end}reset=False after another call.")
     # Data with a gradient change, such as those of an adversary.
-    unnamed = [v for key, v in left.items() if key not in {*network.plan.names, *examined.fed}]
+    unnamed = [v for key, v in left.items() if key not in {*network.names, *examined.fed}]
     if unnamed:
         end = ", which gets a gradient: create it by nn.parameter.get_parameter_or_create, if it is to learn."
         yield Note("No solver has ", [*map(input_name, unnamed)], end)
@@ -90,8 +89,8 @@ def alike_weights(network: Network) -> List[str]:
     """Trained weights of one number, other than 0, whose units meet such weights again: they stay alike."""
     # Each unit of a depthwise convolution reads numbers of its own.
     mixing = (f for f in network.weighted if not f.info.type_name.startswith("Depthwise"))
-    trained = (f for f in mixing if f.inputs[1].need_grad)
-    alike = {f for f in trained if np.ptp(f.inputs[1].d) == 0.0 != f.inputs[1].d.flat[0]}
+    weights = ((f, f.inputs[1]) for f in mixing if f.inputs[1].need_grad)
+    alike = {f for f, v in weights if np.ptp(v.d) == 0.0 != v.d.flat[0]}
 
     def stay(f: Any) -> bool:
         behind = network.behind(map(hash, f.outputs), lambda g: g not in network.products)
@@ -99,9 +98,7 @@ def alike_weights(network: Network) -> List[str]:
         several = f.outputs[0].shape[1 if "onvolution" in f.info.type_name else -1] > 1
         return several and bool(readers) and readers <= alike
 
-    return list(
-        dict.fromkeys(network.names[hash(f.inputs[1])] for f in filter(stay, network.in_order(alike)))
-    )
+    return list(network.parameters(f.inputs[1] for f in filter(stay, network.in_order(alike))))
 
 
 def _missed(network: Network) -> Dict[str, int]:
@@ -111,7 +108,7 @@ def _missed(network: Network) -> Dict[str, int]:
     frozen = {hash(v) for v in (*network.graph.leaves.values(), *registered.values()) if not v.need_grad}
     wanted = registered if examined.solver is None else examined.parameters
     if examined.solver is None and not network.reached_leaves:
-        return {name: key for key, name in network.plan.names.items() if key not in frozen}
+        return {name: key for key, name in network.names.items() if key not in frozen}
     got = network.reached_leaves | frozen  # a solver's parameters have no order
     # A bias before nn.grad has no effect.
     ended = network.walk(f for f in network.graph.functions if f.info.type_name == "GradEndFunction")
@@ -129,7 +126,9 @@ def _missed(network: Network) -> Dict[str, int]:
         # A comparison is not part of a teacher, nor a choice that trained layers read, as a critic's do.
         before = [*network.walk([v.parent for v in _cut_off(network)])]
         compares = (g for g in before if g.info.type_name.startswith(_COMPARISONS))
-        chooses = (g for g in before if g.info.type_name == "OneHot" and _meets_weights(network, g))
+        choices = (g for g in before if g.info.type_name == "OneHot")
+        # A label meets only the loss.
+        chooses = (g for g in choices if not network.trained.isdisjoint(network.behind(map(hash, g.outputs))))
         apart = (*disabled, *network.walk(compares, _enabled), *network.walk(chooses, _linked))
         # Leaves that are read without a gradient, together with outputs of trained layers.
         outputs = (hash(v) for f in network.graph.functions if f in network.reached for v in f.outputs)
@@ -144,11 +143,6 @@ def _is_only_data(network: Network, v: nn.Variable) -> bool:
     """True if trained parameters are applied to nothing else; a target or a fake is cut off on purpose."""
     behind = set(network.behind([hash(v)]))
     return any(behind.issuperset(network.readers[key]) for key in network.leaves)
-
-
-def _meets_weights(network: Network, f: Any) -> bool:
-    """True if a trained layer depends on a function; a label meets only the loss."""
-    return not network.trained.isdisjoint(network.behind([hash(f.outputs[0])]))
 
 
 def _linked(f: Any) -> List[nn.Variable]:
@@ -201,8 +195,8 @@ def _cut(network: Network, missed: Mapping[str, int]) -> Optional[Tuple[str, str
     """Function at whose output the gradient to parameters stops, why, and the remedy; None for none."""
     names = {key: name for name, key in missed.items()}
     behind = set(network.behind(names))
-    step: Optional[Tuple[str, str, str]] = None
-    target: Optional[Tuple[str, str, str]] = None
+    steps: List[Tuple[str, str, str]] = []
+    targets: List[Tuple[str, str, str]] = []
     for v in _cut_off(network):
         before = network.in_order(network.walk([v.parent]))
         walked = network.walk([v.parent], lambda f: [] if _is_step(f) else f.inputs)
@@ -214,17 +208,17 @@ def _cut(network: Network, missed: Mapping[str, int]) -> Optional[Tuple[str, str
             is_shared = any(f in network.reached for f in network.readers[hash(v)][1:])
             cut = network.name(g), how, remedies.CUT_COPY if is_shared else remedies.UNCUT
             if _is_straight_through(network, v):
-                target = target or (*cut[:2], remedies.STRAIGHT)
-                continue
-            if not all(remedies.is_a(f, *DIFFERENCES) for f in network.readers[hash(v)]):
+                targets.append((*cut[:2], remedies.STRAIGHT))
+            elif all(remedies.is_a(f, *DIFFERENCES) for f in network.readers[hash(v)]):
+                targets.append(cut)  # of a loss, perhaps on purpose, if a step ends another way
+            else:
                 return cut
-            target = target or cut  # of a loss, perhaps on purpose, if a step ends another way
-        elif step is None:
+        else:
             # On purpose, perhaps, if another way is cut off.
-            steps = [network.name(g) for g in before if g in behind and _is_step(g)]
-            step = (steps[0], "has no derivative", remedies.NO_DERIVATIVE) if steps else None
-    if step is not None or target is not None:
-        return step or target
+            ending = (network.name(g) for g in before if g in behind and _is_step(g))
+            steps += [(name, "has no derivative", remedies.NO_DERIVATIVE) for name in ending]
+    if steps or targets:
+        return [*steps, *targets][0]
     # Or outside the graph, which then has an input that shares its data with an output there.
     shared = {hash(v.data): v for v in network.graph.leaves.values() if hash(v) not in network.names}
     alive = [v for v in gc.get_objects() if isinstance(v, nn.Variable)]

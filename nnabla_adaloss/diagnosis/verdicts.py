@@ -129,10 +129,9 @@ _IN_WORDS = {
 
 
 # Causes in data, and those with kept gradients but without learning; for others no loss scale helps.
-_IN_DATA = "index_beyond unfed zero_input zero_loss"
 _UNTRAINED = "untrained empty_solver on_gradients learning_rate epsilon small_steps solver weight_decay"
 _HEADLINES = {
-    **dict.fromkeys(_IN_DATA.split(), "Nothing can be said"),
+    **dict.fromkeys(("index_beyond", "unfed", "zero_input", "zero_loss"), "Nothing can be said"),
     **dict.fromkeys(_UNTRAINED.split(), "Nothing is learned"),
 }
 
@@ -152,8 +151,8 @@ def verdict_of(network: NetworkNumbers) -> Verdict:
     trains: Dict[str, List[Way]] = {}
     for name, effects in network.formats.items():
         stopped = nothing or any(name == network.storage or not cause.as_stored for cause in fatal)
-        ways = [] if stopped else list(Way)
-        trains[name] = [way for way in ways if all(serves(one, way) for one in effects.values())]
+        keep = (way for way in Way if all(serves(one, way) for one in effects.values()))
+        trains[name] = [] if stopped else list(keep)
     needs = next(iter(trains.get(network.storage, ())), None)
     # First format that a way of scaling trains in, and the least such way.
     other = next((f"{name} {_IN_WORDS[ways[0]]}" for name, ways in trains.items() if ways), "")
