@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set
 
 import hypothesis.strategies as st
 import nnabla as nn
@@ -179,8 +179,7 @@ def test_gradients_that_no_visited_function_computes_have_a_component(clipped: b
 @pytest.mark.parametrize("by_layer", [False, True])
 @pytest.mark.parametrize("network", sorted(NETWORKS))
 def test_names_outlive_the_graph(network: str, by_layer: bool) -> None:
-    first = Found(NETWORKS[network](), by_layer=by_layer)
-    again = Found(NETWORKS[network](), by_layer=by_layer)
+    first, again = (Found(NETWORKS[network](), by_layer=by_layer) for _ in range(2))
     assert again.names == first.names
     assert again.scalars == first.scalars
     assert len(set(first.names)) == len(first.names)
@@ -418,7 +417,6 @@ def test_nothing_is_joined_where_no_function_shares_a_leaf_and_all_can_be_swappe
     swappable = {slot.weight for node in drawn.nodes for slot in node.layer_inputs}
     apart = drawn.components()
     found = merge_components(apart, drawn.nodes, drawn.sizes, swappable)
-    several: List[Sequence[int]] = [[s.input for s in node.layer_inputs] for node in drawn.nodes]
     # A weight that one function multiplies two gradients by gives both one alpha.
-    if all(len(targets) < 2 for targets in several):
+    if all(len(node.layer_inputs) < 2 for node in drawn.nodes):
         assert found == (apart, range(len(apart.names)))

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.any_context
 FINAL = [*PassVerdict][[*PassVerdict].index(PassVerdict.GOOD) :]
 ACTIONS = [verdict for verdict in PassVerdict if verdict not in FINAL and verdict is not PassVerdict.RERUN]
 REPEAT, LOSE = Rules(True, 5), Rules(False, 5)
+LOST = REPEAT._replace(update_lost=True)
 TRUTHS: List[Optional[bool]] = [None, False, True]
 
 
@@ -39,9 +40,7 @@ def answered(facts: Facts, verdict: PassVerdict, answer: bool) -> Facts:
     return facts._replace(**{fields[verdict]: answer})
 
 
-@pytest.mark.parametrize(
-    "rules", [REPEAT, LOSE, REPEAT._replace(check_after=0), REPEAT._replace(update_lost=True)]
-)
+@pytest.mark.parametrize("rules", [REPEAT, LOSE, LOST, REPEAT._replace(check_after=0)])
 def test_nothing_is_asked_twice_and_each_way_ends(rules: Rules) -> None:
     for facts in all_facts():
         ways = [facts]
@@ -74,8 +73,8 @@ def test_a_batch_that_is_lost_runs_again_for_nothing_but_to_be_measured() -> Non
     # In a window that is lost already, too: what it shows counts for the next one.
     assert judge(overflow(can_measure_more=True), LOSE._replace(update_lost=True)) is PassVerdict.MEASURE
     # Whatever was wrong in it, the window is lost.
-    lost = {judge(facts, REPEAT._replace(update_lost=True)) for facts in all_facts()}
-    assert lost == {PassVerdict.GOOD, PassVerdict.MEASURE, PassVerdict.OVERFLOW}
+    verdicts = {judge(facts, LOST) for facts in all_facts()}
+    assert verdicts == {PassVerdict.GOOD, PassVerdict.MEASURE, PassVerdict.OVERFLOW}
 
 
 @pytest.mark.parametrize(
