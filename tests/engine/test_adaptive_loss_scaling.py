@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from typing import Any, Callable, Dict, Optional, Type
+from unittest.mock import Mock
 
 import nnabla as nn
 import nnabla.functions as F
@@ -19,6 +20,7 @@ from nnabla_adaloss import (
     FormatEmulation,
     LossScaleWarning,
 )
+from nnabla_adaloss.undo import savepoint
 from tests.worlds.methods import LooksBack
 from tests.worlds.networks import layers, mlp, two_layers
 from tests.worlds.passes import calibrated, look, run, settle
@@ -246,6 +248,17 @@ def test_an_engine_goes_on_from_that_of_the_graph_before() -> None:
     after.forward()
     after.backward()
     assert after.found_inf == []
+
+
+def test_an_iteration_that_is_undone_has_not_trained_on_its_infinite_loss() -> None:
+    scaling = AdaptiveLossScaling(mlp() + np.inf)
+    restore = savepoint(scaling.undoable)
+    run(scaling)
+    assert scaling.result.loss_is_infinite
+    with pytest.raises(Planned):
+        scaling.after_update(Mock(side_effect=Planned))
+    restore()
+    assert not scaling.trained_on_infinite_loss
 
 
 @pytest.mark.parametrize(
