@@ -29,7 +29,6 @@ class LeafList:
         # `first`: the first contributions to all leaves; `places`: indices of those in the list.
         self.places, self._leaves = places, [first[place] for place in places]
         self._variables = [leaf.variables[0] for leaf in self._leaves]
-        self._scales = [leaf.scale for leaf in self._leaves]
         self._swapped = swapped
         # List of the last pass, and its sizes.
         self._gradients = UnscalingList([], [])
@@ -44,7 +43,8 @@ class LeafList:
             if self._swapped:
                 leaves = zip(masters, self._leaves)
                 sources = [pool.get(master.shape, "gradient", leaf.leaf) for master, leaf in leaves]
-            self._gradients, self._sizes = UnscalingList(sources, self._scales), sizes
+            self._gradients = UnscalingList(sources, [leaf.scale for leaf in self._leaves])
+            self._sizes = sizes
         if not self._swapped:
             self._gradients.sources = masters
             return
@@ -65,10 +65,9 @@ class LeafList:
         if not any(map(is_zeroing, gradients.sources)):
             return self._leaves, gradients
         indices = [index for index, source in enumerate(gradients.sources) if not source.zeroing]
-        sources = [gradients.sources[index] for index in indices]
-        masters = None if gradients.masters is None else [gradients.masters[index] for index in indices]
-        unscaling = UnscalingList(sources, [self._scales[index] for index in indices], masters)
-        return [self._leaves[index] for index in indices], unscaling
+        leaves, sources = [self._leaves[i] for i in indices], [gradients.sources[i] for i in indices]
+        masters = None if gradients.masters is None else [gradients.masters[i] for i in indices]
+        return leaves, UnscalingList(sources, [leaf.scale for leaf in leaves], masters)
 
 
 @dataclass(eq=False)

@@ -107,6 +107,7 @@ class LatestStatistics:
         return self._at_start.get(position)
 
     def data(self, position: int) -> Optional[ArrayStatistics]:
+        """Statistics of a variable's data; None if unknown."""
         return self._at_start.get(self._key(position))
 
     def _key(self, position: int) -> _Key:
@@ -128,10 +129,7 @@ class LatestStatistics:
         return {key: statistics for key, statistics in self._latest.items() if isinstance(key, str)}
 
     def measure(self, gradients: Sequence[Tuple[int, float]], data: Sequence[int]) -> None:
-        """Start measuring gradients, given with their scales, and data, in one call, as they are now.
-
-        Gradients that nothing has written are left out.
-        """
+        """Start measuring written gradients, given with their scales, and data, in one call."""
         if not (gradients or data):
             return
         keys, variables, storage = self._graph.keys, self._graph.variables, self._storage

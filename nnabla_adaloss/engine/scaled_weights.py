@@ -37,8 +37,7 @@ class ScaledWeights:
     def swap(self, weights: SwappedWeights) -> None:
         """Swap weights for scaled copies, until `restore`."""
         storage, copies, scratch, shapes = self._storage, weights.copies, self._pool.get, weights.shapes
-        own = [variable.data for variable in weights.variables]
-        readable = own
+        own = readable = [variable.data for variable in weights.variables]
         if not are_readable(own):
             floats = (scratch(shape, "float32", index) for index, shape in enumerate(shapes))
             readable = list(map(as_float32, own, floats))

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backward pass of most iterations: nnabla's own, without hooks, except after single functions.
-
-A hook follows a function only if gradients are multiplied after it, or if several functions add to one leaf
-and their contributions are rounded, or have other scales than one power of two.
-"""
+"""Backward pass of most iterations: nnabla's own, without hooks, except after single functions."""
 
 from __future__ import annotations
 
