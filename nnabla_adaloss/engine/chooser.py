@@ -87,7 +87,7 @@ class Chooser:
         measure_all = needs_all and not in_use.measures_nothing(given_scale)
         # A choice is complete if all layers were measured for it.
         if self.method_alphas.delay:
-            # In earlier iterations, so that all ranks have exchanged the measurements.
+            # In earlier iterations, as only those measurements have been exchanged between the ranks.
             is_complete = not (measure_all or observations.measured_all)
         else:
             # In an earlier pass over this batch.
@@ -96,7 +96,7 @@ class Chooser:
         # this schedule if it is complete, or an equal one without provisional limits.
         split = measure_all and not is_complete
         schedule = self._choose(prepared, limits, policy, request, split=split)
-        # Others are for this batch only, and so are those with provisional limits, after an overflow.
+        # Incomplete schedules, and those with provisional limits after an overflow, are for this batch only.
         is_kept = is_complete and not observations.provisional
         schedules = in_use.keep(schedule, iteration) if is_kept else in_use.drop()
         measured = prepared.everything if measure_all else prepared.slice(schedules, iteration, given_scale)

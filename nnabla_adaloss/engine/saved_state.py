@@ -65,7 +65,7 @@ def topology_state(plan: GraphPlan, statistics: Sequence[Any], schedules: Schedu
 def load_state(
     state: Saved, prepared: PreparedGraph, memory: Memory, method_alphas: MethodAlphas
 ) -> Tuple[ScheduleCache, Memory, int, int, List[Saved]]:
-    """Load a `state_of`, or change nothing and raise; return the parts that the engine keeps."""
+    """Load a `state_of` or change nothing; return schedules, memory, iteration, draws, other topologies."""
     try:
         lacks_loss_weights = integer("schema", state["schema"]) == _MAGNITUDES
         if not lacks_loss_weights:
