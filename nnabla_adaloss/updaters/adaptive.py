@@ -119,7 +119,7 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
 
     # Table of arguments: checks, values refused later, and reports to monitors. `loss` and `scale`, whose
     # assignment changes the engine, are properties.
-    solver: Any = Setting(check_solver, fixed="comm", reported=False)
+    solver: Any = Setting(check_solver, fixed="comm", reported=False)  # its gradients are exchanged
     data_feeder: Any = Setting(
         check.callable_with(what="callable without arguments", instead="feed, not feed(), or a lambda"),
         reported=False,
@@ -140,7 +140,7 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
     on_nonfinite_loss: Policy = policy()
     on_nonfinite_forward: Policy = policy()
     on_scale_floor: Policy = policy()
-    min_scale: Any = Setting(fixed="history", saved=True)
+    min_scale: Any = Setting(fixed="history", saved=True)  # measured scales keep their floor
     max_scale: Any = Setting(saved=True)
     hysteresis: Any = Setting(saved=True)
     on_gradients: Any = Setting(
