@@ -126,7 +126,7 @@ class LeafGradients:
         if all(
             entry.target is not entry.master
             and one.variables == entry.contribution.variables
-            and not (one.node.own_references or len(one.variables) > 1)
+            and not (one.node.own_references or one.variables[1:])
             for one, entry in zip(following, entries)
         ):
             self._unscale([entry for entry in entries if not entry.target.zeroing])
