@@ -17,8 +17,8 @@ from ..engine import AdaptiveLossScaling
 from .passes import Passes, StorageEffect, Tally, layers_of
 from .target import Subject, input_name
 
-_HARMLESS = 0.1  # harmless relative error of a network's weight gradients from storing one layer
-_TOGETHER = 0.3  # likewise of all layers as advised: errors accumulate, but usually cancel over batches
+_HARMLESS = 0.1  # harmless relative error of weight gradients, if one layer is stored
+_TOGETHER = 0.3  # likewise if all are stored as advised: errors add up, but usually cancel over batches
 _LOST = 0.1  # share of a layer's gradients, or of its data, that may become 0
 
 
@@ -27,7 +27,7 @@ class Harm(NamedTuple):
 
     Attributes:
         gradients: effect on its gradients, with adaptive scaling at its defaults; `error` is the largest of
-            any layer's weight gradient, so that it includes the effect of the layer's data on others.
+            any layer's weight gradient, as the data of one layer affect the gradients of others.
         data_underflow: share of its outputs and weights that become 0.
         data_overflow: share of them that become infinite or NaN.
     """
@@ -37,7 +37,7 @@ class Harm(NamedTuple):
     data_overflow: float
 
     def reason(self, tolerance: float = _HARMLESS) -> str:
-        """Reason why it is too large; empty if it is harmless."""
+        """Clause about why it is too large; empty if it is harmless."""
         if self.data_overflow:
             return "its data overflows"
         if self.gradients.overflow:
@@ -46,8 +46,7 @@ class Harm(NamedTuple):
             return f"{self.data_underflow:.0%} of its data become 0"
         if self.gradients.underflow > _LOST:
             return f"{self.gradients.underflow:.0%} of its gradients become 0"
-        # Also where it is NaN.
-        return "" if self.gradients.error <= tolerance else f"error {self.gradients.error:.0%}"
+        return "" if self.gradients.error <= tolerance else f"error {self.gradients.error:.0%}"  # or NaN
 
 
 class LayerAdvice(NamedTuple):
@@ -56,7 +55,7 @@ class LayerAdvice(NamedTuple):
     name: str
     storage: PrecisionLike
     tried: Mapping[str, Harm]  # by name of the precision, from the fewest bits to the most
-    repeated: bool = False  # True for several uses of a parameter, numbered `#2`, `#3`, ...
+    repeated: bool = False  # True if a parameter has several uses: layers numbered `#2`, `#3`, ...
 
 
 class PrecisionAdvice:
@@ -101,7 +100,7 @@ def bits_of(storage: PrecisionLike) -> int:
 
 
 def candidates_of(storage: Sequence[PrecisionLike]) -> List[PrecisionLike]:
-    """Precisions to try, from the fewest bits to the most, and float32 if none is harmless for sure."""
+    """Precisions to try, from the fewest bits to the most; the last one has 32, which are always harmless."""
     if not storage:
         raise ValueError("storage is an empty list: name the formats to be tried")
     found = sorted(storage, key=bits_of)
@@ -109,13 +108,13 @@ def candidates_of(storage: Sequence[PrecisionLike]) -> List[PrecisionLike]:
 
 
 def _is_harmless(storage: PrecisionLike) -> bool:
-    """True for a storage of data and gradients in 32 bits, which is not tried."""
+    """True for storage of data and gradients in 32 bits, which need not be tried."""
     precision = get_precision(storage)
     return min(precision.stored_data.bits, precision.stored_gradients.bits) >= FLOAT32.bits
 
 
 def storage_of(layers: Mapping[str, PrecisionLike], repeated: AbstractSet[str]) -> Dict[str, PrecisionLike]:
-    """Mapping for `storage=`: the most frequent precision as `"*"`, others, some `repeated`, by name."""
+    """Mapping for `storage=`: the most frequent precision as `"*"`, and other layers, some `repeated`."""
     precisions = {name: get_precision(storage) for name, storage in layers.items()}
     usual = Counter(precisions.values()).most_common(1)[0][0]
     others = ((name, storage) for name, storage in layers.items() if precisions[name] != usual)
@@ -124,7 +123,7 @@ def storage_of(layers: Mapping[str, PrecisionLike], repeated: AbstractSet[str]) 
 
 
 def _patterns_of(name: str, repeated: AbstractSet[str]) -> Sequence[str]:
-    """Patterns that match exactly all uses of a layer."""
+    """Patterns that match all uses of a layer, and no other layer."""
     return (name, f"{name}#*") if name in repeated else (name,)
 
 
@@ -141,11 +140,14 @@ def advise(network: Subject, candidates: Sequence[PrecisionLike]) -> PrecisionAd
 
 
 class _Trials:
+    """Training passes over the recorded batches, with other formats for some or all layers."""
+
     def __init__(self, network: Subject) -> None:
         self._network = network
         self._layers = layers_of(network.graph, network.plan)
         self._passes = Passes(self._layers, network.forward)
-        self._uses: Dict[str, List[str]] = {}  # uses of one parameter are one layer: it is stored once
+        # Layers that use one parameter, by its first use: they get one format, as it is stored once.
+        self._uses: Dict[str, List[str]] = {}
         for layer in self._layers:
             self._uses.setdefault(layer.name.partition("#")[0], []).append(layer.name)
         self._repeated = {name for name, uses in self._uses.items() if len(uses) > 1}
@@ -156,12 +158,13 @@ class _Trials:
         self._references = [self._passes.with_one_scale(network.loss, n) for n in range(len(network))]
 
     def advise(self, candidates: Sequence[PrecisionLike]) -> PrecisionAdvice:
-        """Try layers alone with each candidate; then all together, with more bits where errors add up."""
+        """Try each candidate on single layers; then try all layers, with more bits until errors are small."""
         tried = {name: self._alone(name, candidates) for name in self._uses}
-        # Number of the first harmless candidate.
+        # Index of each layer's candidate, at first the first harmless one: harmful ones come before it.
         chosen = {name: sum(bool(h.reason()) for h in harms.values()) for name, harms in tried.items()}
 
         def own_error(name: str) -> float:
+            """Error that a layer alone causes; 0 if its candidate has not been tried alone."""
             harm = tried[name].get(str(get_precision(candidates[chosen[name]])))
             return 0.0 if harm is None else harm.gradients.error
 
@@ -172,7 +175,7 @@ class _Trials:
             narrow = [name for name, number in chosen.items() if number + 1 < len(candidates)]
             if not bad or not narrow:
                 break
-            # Lost elements show the layer that loses them; an error may come from any layer.
+            # Layers that lose elements need more bits themselves; an error may come from any layer.
             lost = {name.partition("#")[0] for name in bad if harms[name].reason(math.inf)}
             for name in lost.intersection(narrow) or {max(narrow, key=own_error)}:
                 chosen[name] += 1
@@ -181,19 +184,20 @@ class _Trials:
         return PrecisionAdvice(layers, candidates[0], error, " ".join(map(str, self._network.notes)))
 
     def _alone(self, name: str, candidates: Sequence[PrecisionLike]) -> Dict[str, Harm]:
-        """Effect of each candidate, up to the first harmless one."""
+        """Effect of each candidate on a layer stored alone, up to the first harmless one."""
         found: Dict[str, Harm] = {}
         for candidate in candidates:
-            precision = get_precision(candidate)
             if _is_harmless(candidate):
                 break
             harms = self._try(dict.fromkeys(_patterns_of(name, self._repeated), candidate))
             own = [harms[use] for use in self._uses[name]]
-            # It may corrupt the gradients of others.
-            _, overflow, error, _ = map(max, zip(*(harm.gradients for harm in harms.values())))
+            # The layer may also corrupt the gradients of others.
+            overflow = max(harm.gradients.overflow for harm in harms.values())
+            error = max(harm.gradients.error for harm in harms.values())
             underflow = max(harm.gradients.underflow for harm in own)
             data = (max(shares) for shares in zip(*(harm[1:] for harm in own)))
-            harm = found[str(precision)] = Harm(StorageEffect(underflow, overflow, error), *data)
+            harm = Harm(StorageEffect(underflow, overflow, error), *data)
+            found[str(get_precision(candidate))] = harm
             if not harm.reason():
                 break
         return found
@@ -202,7 +206,7 @@ class _Trials:
         """Effect of a storage on each layer, over all batches."""
         network, parameters = self._network, self._network.parameters
         emulation = FormatEmulation(network.loss, storage, float_tail=True, parameters=parameters)
-        # Headroom, as during training some gradients shrink relative to the largest one.
+        # Ten bits of headroom: during training, some gradients shrink relative to the largest one.
         config = AdaLossConfig(u_max=emulation.precisions.narrowest.stored_gradients.max / 2.0**10)
         scaling = AdaptiveLossScaling(emulation, config, parameters=parameters)
         tally = Tally(self._references[0])

@@ -16,14 +16,14 @@ from .network import DIFFERENCES, scope_of
 from .operands import CONSTANTS, GROWN, NOT_ZERO, Growth, Operands, repeated
 from .watching import INDICES
 
-_DEVIATES = 0.25  # relative change of an array from which storage has corrupted it
+_DEVIATES = 0.25  # relative error from which storage has corrupted an array
 _LOST = 0.1  # share of numbers that become 0 from which it is reported
-# Functions through which a factor is one of the loss, or of a part of it.
+# Functions between a factor and the loss that leave it a factor of the loss, or of a part of it.
 _ADDING = {"Add2", "AddN", "AddScalar", "Mean", "MulScalar", "Sub2", "Sum"}
 
 
 class Deviations(Operands):
-    """Search in one batch as stored, or in fp32 for gradients."""
+    """Search in one batch: of gradients in fp32, of other numbers as stored."""
 
     def exploded(self) -> Optional[Cause]:
         """Cause of a gradient that grows from function to function beyond its format."""
@@ -34,14 +34,15 @@ class Deviations(Operands):
         start = min(range(len(steps)), key=lambda i: steps[i].before or math.inf, default=0)
         growth = self.growth(steps[start:], "gradients")
         times = [after / (before or math.inf) for _, before, after in steps[start:]]
-        if not growth.clause or max(times) ** 2 > math.prod(times):
+        is_single_step = growth.clause and max(times) ** 2 > math.prod(times)
+        if not growth.clause or is_single_step:
             return None
         what = f"its gradient reaches {size:.1e}, beyond {stored.name}, which ends at {stored.max:g}"
         what, remedy = what + growth.clause, growth.remedy or remedies.SMALLER
         return Cause("exploding_gradient", name, what, remedy, False, (), growth.parameters, True)
 
     def notes(self) -> Iterator[Note]:
-        """Note a number that only fp32 keeps finite, states that absorb sums, and lost inputs."""
+        """Note a scalar that only fp32 keeps finite, a recurrence that absorbs terms, and lost inputs."""
         network, functions = self.network, self.network.graph.functions
         seen = ((f, self.sight.data.get(hash(f.outputs[0]))) for f in functions if f.outputs[0].size == 1)
         beyond = [f for f, one in seen if one and one.abs_max > network.format(f.outputs[0]).max]
@@ -52,11 +53,12 @@ class Deviations(Operands):
             is_factor = f.info.type_name == "MulScalar" and behind <= _ADDING
             remedy = remedies.NO_FACTOR if is_factor else remedies.MEAN_LOSS
             yield Note(begin, [network.name(f)], f"{end}. {remedy}.")
-        # A loss may be far larger than another one; a few terms may be small on purpose, at the start.
+        # Sums of losses are left out, as one loss may be far larger than another. So are a few sums: their
+        # terms may be small on purpose at the start. Of eight or more, the state of a recurrence loses terms.
         nodes = (f for f, node in network.nodes.items() if not node.loss_section)
         absorbing = (f for f in nodes if f in self.sight.absorbing and f.outputs[0].size > 1)
         sums = network.in_order(f for f in absorbing if all(v.need_grad for v in f.inputs))
-        if len(sums) >= 8:  # a recurrence
+        if len(sums) >= 8:
             absorbs = self._absorbs(sums[0], network.format(sums[0].outputs[0]))
             end = f" {absorbs}, as in {len(sums) - 1} sums behind it: {remedies.SMALL_TERMS}."
             yield Note("", [network.name(sums[0])], end)
@@ -66,19 +68,19 @@ class Deviations(Operands):
                 yield Note("No layer sees ", [network.called(v)], end)
 
     def _absorbs(self, f: Any, stored: Format) -> str:
-        """Clause about a sum whose larger numbers stay as they are."""
+        """Clause about a sum whose larger numbers its smaller ones do not change."""
         small, large = sorted(map(self.amax, f.inputs))
         which = f"which stay as they are in {stored.name}"
         return f"adds numbers up to {small:.2g} to others up to {large:.3g}, {which}"
 
     def nearly_overflowing(self) -> Iterator[Note]:
-        """Note the largest numbers, if a few doublings are beyond the format."""
+        """Note the largest numbers, if they are at most two doublings below the end of the format."""
         network = self.network
         outputs = ((f, v) for f in network.graph.functions for v in f.outputs)
         large = [(f, v) for f, v in outputs if v.need_grad and v.size > 1 and network.format(v).bits > 8]
         for f, v in sorted(large, key=lambda one: self.amax(one[1]))[-1:]:
             stored, size, growth = network.format(v), self.amax(v), self.grown(f)
-            # A few doublings are left. Raw data and masks do not grow in training.
+            # Raw data, and masks such as -1e4, are as large but do not grow in training.
             sums = (g for g, _, _ in self.steps(f) if remedies.is_a(g, "Add2", "Sub2", "Where"))
             is_masked = not all(max(g.inputs, key=self.amax).need_grad for g in sums)
             grows = growth.remedy != remedies.NORMALISE_DATA and not is_masked
@@ -91,15 +93,15 @@ class Deviations(Operands):
         for f, count in self.sight.wrong_indices.items():
             v = f.inputs[INDICES[f.info.type_name]]
             stored, largest = self.network.format(v), self.amax(v)
+            # Smaller whole numbers are exact: if such an index differs, it was chosen by inexact numbers.
             last = math.ldexp(2.0, stored.mantissa_bits)
-            # A smaller index is another one because of the numbers that it was chosen by.
             if count and largest > last:
                 what = f"it takes {self.network.called(v)} for indices up to {largest:g}, of which {count} "
                 what += f"change in {stored.name}, which holds all whole numbers up to {last:g} only"
                 yield Cause("rounded_index", self.network.name(f), what, remedies.FEED_INDICES)
 
     def lone_constants(self) -> Iterator[Cause]:
-        """Constants that alone keep numbers from 0, and are so small that a derivative leaves the format."""
+        """Constants, as in log(1 - p + 1e-7), that alone keep numbers off 0, so that derivatives overflow."""
         network, gradients = self.network, self.sight.gradients
         for f, node in network.nodes.items():
             v = f.inputs[NOT_ZERO[node.type_name]] if node.type_name in NOT_ZERO else None
@@ -117,9 +119,9 @@ class Deviations(Operands):
                 yield Cause("lone_constant", node.label, what, remedies.held(f), False, as_stored=True)
 
     def changed(self, damaged: Sequence[str]) -> Optional[Cause]:
-        """Causes of differences of stored forward from fp32 that reach a loss or a damaged layer."""
+        """Cause of the first difference from fp32 that reaches a loss or a damaged layer in forward."""
         error_of, network = self.sight.error, self.network
-        leads: Set[int] = set()
+        leads: Set[int] = set()  # keys of corrupted variables on the way to these
         origins: List[Tuple[Any, nn.Variable]] = []
         layers = [f for f in network.graph.functions if network.name(f) in damaged]
         behind = set(network.behind(hash(v) for f in layers for v in f.outputs))
@@ -140,7 +142,7 @@ class Deviations(Operands):
             if changed and jumps and not (before or error < _DEVIATES):
                 origins.append((f, f.outputs[0]))
         if not origins:
-            # An error too small to follow from the loss: the first function that multiplies it.
+            # No error is large enough to be followed back: take the first function that multiplies one.
             for f in network.in_order(network.walk(behind)):
                 error = max(map(error_of, f.outputs))
                 if error > 0.1 and all(8.0 * error_of(v) < error for v in f.inputs):
@@ -155,18 +157,18 @@ class Deviations(Operands):
         return cause._replace(what=cause.what + others, parameters=alike)
 
     def _begins(self, f: Any, v: nn.Variable) -> Cause:
-        """Cause of a difference in a variable that `f` computes, or reads from a leaf."""
+        """Cause of a difference that begins in `v`, which `f` computes, or reads from a leaf."""
         network, name = self.network, self.network.name(f)
-        source = repeated(v)  # a function that only cuts or reshapes data computes nothing
+        source = repeated(v)  # a leaf that is only cut or reshaped is still read, not computed
         own, error, stored = source.parent is not None, self.sight.error(v), network.format(v)
         lost, typical_lost = self.sight.lost(v)
         subject = "it computes numbers" if own else f"it reads {network.called(source)}"
         if self.amax(v) > stored.max:
             return self.overflow(f, v, subject, self.grown(f) if own else Growth())
-        # Numbers that depend on data alone need not be stored.
+        # Numbers that depend on data alone can be computed before they are stored.
         feeder = remedies.IN_FEEDER if own and not v.need_grad else ""
         largest = max(map(self.amax, f.inputs), default=0.0)
-        # Rounding errors of its inputs are as large as its outputs.
+        # Rounding errors of the inputs are a tenth as large as the outputs, or larger.
         size = math.sqrt(self.in_fp32.data[hash(v)].mean_square)
         cancels = math.ldexp(largest, -stored.mantissa_bits) > _LOST * size
         sums = network.in_order(g for g in network.walk([f]) if g in self.sight.absorbing)
@@ -177,11 +179,7 @@ class Deviations(Operands):
         if own and cancels and f.info.type_name in ("Add2", "Sub2", "AddScalar", "RSubScalar"):
             what = f"it computes the difference of numbers up to {largest:.3g}, which is so small "
             what += f"beside them that {stored.name} holds it with an error of {error:.0%}"
-            # A finite difference: the same parameters, in functions of their own.
-            sides = [{*network.walk([w.parent])} for w in f.inputs]
-            named = [{*network.parameters(u for g in side for u in g.inputs)} for side in sides]
-            weighted = [side.intersection(network.weighted) for side in sides]
-            if len(sides) == 2 and named[0] and named[0] == named[1] and weighted[0].isdisjoint(weighted[1]):
+            if self._is_finite_difference(f):
                 return Cause("precision", name, what, remedies.LARGER_STEP)
             remedy = remedies.of_difference(f)
             remedy = (feeder or remedy) if remedy == remedies.DIFFERENCE else remedy
@@ -193,12 +191,12 @@ class Deviations(Operands):
             return Cause("precision", name, what, feeder or remedies.LOG_OF_DIFFERENCE)
         before: Any = f.inputs[0].parent if f.inputs else None
         if remedies.is_a(before, "Add2", "AddScalar"):
-            # A number that is added hides that the other ones have become 0.
+            # The other operand has become 0 earlier, which this sum hides.
             gone = [self.first_zeros(w) for w in before.inputs if self.sight.lost(w)[0] > _LOST]
             if gone and gone[0].parent is not None:
                 return self._begins(gone[0].parent, gone[0])
         if own and typical_lost > stored.smallest_subnormal and before is not None:
-            # Its input was not 0, but for example 1 + 1e-5.
+            # The format holds the results, but not the inputs: 1 + 1e-5 becomes 1, and its logarithm 0.
             what = f"it computes numbers, of which {lost:.0%} become 0 in {stored.name}, which holds too few "
             what += f"bits of the numbers up to {largest:.3g} that it reads from {network.name(before)}"
             return Cause("precision", name, what, feeder or remedies.SMALL_TERMS)
@@ -208,44 +206,64 @@ class Deviations(Operands):
         if lost > _LOST:
             what = f"{subject}, {'of which' if own else 'of whose numbers'} {lost:.0%} become 0 in "
             what += f"{stored.name}, whose smallest is {stored.smallest_subnormal:.1g}"
-            if hash(v) in network.names:
-                return Cause("underflow", scope_of(network.names[hash(v)]), what, remedies.LARGER)
-            growth = self.shrunk(f if own else None)
-            remedy = growth.remedy or remedies.TOO_SMALL
-            gammas = [w for w in f.inputs if network.names.get(hash(w), "").endswith("gamma")]
-            if f.info.type_name == "Prod":
-                remedy = remedies.LOGARITHMS
-            elif own and remedies.is_square(f) and not growth.remedy:
-                remedy = remedies.MULTIPLY_FIRST.format("it")
-            elif f.info.type_name == "Exp":
-                growth = self.grown(f)
-                remedy = growth.remedy or remedies.EXP_OF_LESS
-                what += self.reads(f)
-            elif own and gammas and self.amax(gammas[0]) * GROWN < 1.0:
-                what += f", as {network.called(gammas[0])} is at most {self.amax(gammas[0]):.1g}"
-                remedy, growth = remedies.GAMMA, Growth("", network.parameters(gammas))
-            elif not own and f.info.type_name != "Mul2":
-                remedy = remedies.SCALE_DATA
-                # Units of a target are those of a prediction, and of the loss.
-                both = (*network.walk([f]), *network.behind(map(hash, f.outputs)))
-                factors = (g for g in both if remedies.is_a(g, "MulScalar"))
-                units = network.listed(g for g in factors if not 2.0**-10 < abs(g.info.args["val"]) < 2.0**10)
-                if units and f.info.type_name in DIFFERENCES:
-                    remedy = remedies.NO_UNITS.format(units)
-            what += growth.clause
-            return Cause("underflow", name, what, remedy, parameters=growth.parameters)
+            return self._underflow(f, v, what, own)
         what = f"{subject} that come out with an error of {error:.0%} in {stored.name}"
-        masked = f.info.type_name in SOFTMAX  # masked scores cause no errors
-        what += self.reads(f) if own and not masked else ""
-        added: Any = f.inputs[0].parent if own and masked else None
-        if remedies.is_a(added, "Add2", "Sub2"):
-            small, large = sorted(map(self.amax, added.inputs))
+        return self._inexact(f, what, feeder) if own else Cause("precision", name, what, remedies.MORE_BITS)
+
+    def _is_finite_difference(self, f: Any) -> bool:
+        """True for a difference of two results of the same parameters, each with products of its own."""
+        network = self.network
+        sides = [{*network.walk([w.parent])} for w in f.inputs]
+        named = [{*network.parameters(u for g in side for u in g.inputs)} for side in sides]
+        weighted = [side.intersection(network.weighted) for side in sides]
+        if len(sides) != 2:
+            return False
+        return bool(named[0]) and named[0] == named[1] and weighted[0].isdisjoint(weighted[1])
+
+    def _underflow(self, f: Any, v: nn.Variable, what: str, own: bool) -> Cause:
+        """Cause of numbers of `v` that become 0 in storage; `own` is true if `f` computes them."""
+        network, kind = self.network, f.info.type_name
+        if hash(v) in network.names:
+            return Cause("underflow", scope_of(network.names[hash(v)]), what, remedies.LARGER)
+        growth = self.shrunk(f if own else None)
+        remedy = growth.remedy or remedies.TOO_SMALL
+        gammas = [w for w in f.inputs if network.names.get(hash(w), "").endswith("gamma")]
+        if kind == "Prod":
+            remedy = remedies.LOGARITHMS
+        elif own and remedies.is_square(f) and not growth.remedy:
+            remedy = remedies.MULTIPLY_FIRST.format("it")
+        elif kind == "Exp":
+            growth = self.grown(f)
+            remedy = growth.remedy or remedies.EXP_OF_LESS
+            what += self.reads(f)
+        elif own and gammas and self.amax(gammas[0]) * GROWN < 1.0:
+            what += f", as {network.called(gammas[0])} is at most {self.amax(gammas[0]):.1g}"
+            remedy, growth = remedies.GAMMA, Growth("", network.parameters(gammas))
+        elif not own and kind != "Mul2":
+            remedy = remedies.SCALE_DATA
+            # A target has the units of the prediction: large or small factors of both change units.
+            both = (*network.walk([f]), *network.behind(map(hash, f.outputs)))
+            factors = (g for g in both if remedies.is_a(g, "MulScalar"))
+            units = network.listed(g for g in factors if not 2.0**-10 < abs(g.info.args["val"]) < 2.0**10)
+            if units and kind in DIFFERENCES:
+                remedy = remedies.NO_UNITS.format(units)
+        return Cause("underflow", network.name(f), what + growth.clause, remedy, parameters=growth.parameters)
+
+    def _inexact(self, f: Any, what: str, feeder: str) -> Cause:
+        """Cause of large errors in numbers that `f` computes; `feeder`: the remedy if only data matter."""
+        network, is_softmax = self.network, f.info.type_name in SOFTMAX
+        before: Any = f.inputs[0].parent if is_softmax else None
+        if remedies.is_a(before, "Add2", "Sub2"):
+            small, large = sorted(map(self.amax, before.inputs))
             if 64.0 * small < large:
-                what += f", as {network.name(added)} adds {large:.3g} to scores up to {small:.3g}"
-                return Cause("precision", name, what, remedies.CHECK_MASK)
-        remedy = remedies.of_errors(f, feeder) if own else remedies.MORE_BITS
-        if own and remedy == remedies.MORE_BITS:
-            growth = self.grown((masked and f.inputs[0].parent) or f, trained=masked)
-            if growth.remedy == remedies.NORMALISE_DATA or (masked and growth.remedy):
+                what += f", as {network.name(before)} adds {large:.3g} to scores up to {small:.3g}"
+                return Cause("precision", network.name(f), what, remedies.CHECK_MASK)
+        if not is_softmax:
+            what += self.reads(f)
+        remedy = remedies.of_errors(f, feeder)
+        if remedy == remedies.MORE_BITS:
+            # Scores that a mask has made large and negative cause no errors: only trained ones are followed.
+            growth = self.grown(before or f, trained=is_softmax)
+            if growth.remedy == remedies.NORMALISE_DATA or (is_softmax and growth.remedy):
                 what, remedy = what + growth.clause, growth.remedy
-        return Cause("precision", name, what, remedy)
+        return Cause("precision", network.name(f), what, remedy)

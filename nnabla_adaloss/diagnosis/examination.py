@@ -32,7 +32,8 @@ from .watching import REPEATED, Sight
 
 # Formats tried besides the requested one.
 _FORMATS: Sequence[PrecisionName] = ("float16", "bfloat16", "fp8_hybrid")
-_NEGLIGIBLE = 2.0**11  # factor by which the largest data exceed numbers that count for nothing
+_NEGLIGIBLE = 2.0**11  # factor by which the largest numbers of an input exceed those that are negligible
+_MANY_UNITS = 0.15  # share of a layer's units without a gradient that is noted
 
 
 @overload
@@ -75,23 +76,23 @@ def diagnose(
     afterwards; other arrays of the graph (`loss.d`) keep values of the last pass. Functions with a seed of
     their own restart from it in each pass, and random functions on a GPU continue from the last pass.
 
-    Given a list of formats, it finds instead a format for each layer, with a pass or two per batch for each
-    layer and format: see `PrecisionAdvice`.
+    Given a list of formats, it finds a format for each layer instead: see `PrecisionAdvice`. That takes a
+    pass or two per batch for each layer and format.
 
     Args:
         loss_or_updater: the loss Variable of one element, or a wrapper of one; or an updater, nnabla's or one
-            of this package, whose loss and data feeder are taken, and whose `on_gradients` is called once
-            per batch, unless it has a communicator, and whose solver takes a few steps, which are undone.
-        storage: the format to try, as everywhere: `"float16"`, `"bfloat16"`, `"fp8_hybrid"`, a `Format`, a
-            `Precision`, or a mapping from patterns of layers; or a list of formats, of which each layer gets
-            the harmless one with the fewest bits, and of equally wide ones the first.
+            of this package. Of an updater, the loss and data feeder are used, the solver takes a few steps,
+            which are undone, and `on_gradients` is called once per batch, unless there is a communicator.
+        storage: the format to try: `"float16"`, `"bfloat16"`, `"fp8_hybrid"`, a `Format`, a `Precision`, or
+            a mapping from patterns of layers. Or a list of formats: each layer gets the harmless one with
+            the fewest bits, and of equally wide ones the first.
         feeder: called without arguments before each batch. None: the updater's, or the present data.
-        data_feeder: the same as `feeder`, by the name that updaters have for it.
+        data_feeder: another name of `feeder`, as updaters call it.
         batches: number of examined batches; 1 without a feeder. Default 4: enough to distinguish a rule from
             chance.
 
     Raises:
-        TypeError: `loss_or_updater` is neither, `feeder` cannot be called, or `data_feeder` is given as well.
+        TypeError: `loss_or_updater` is neither, a feeder cannot be called, or both names of it are given.
         ValueError: the loss needs no gradient, has several elements, scales itself, or is computed in half
             precision; or `storage` is unknown, or `batches` less than 1.
 
@@ -129,14 +130,15 @@ class _Examination:
         self._layers = parameter_layers(examined.graph, examined.plan)
         self._passes = Passes(self._layers, examined.forward)
         self._network = Network(examined, self._emulation.emulated_storage)
+        # By batch: arrays in fp32 and as stored, and the loss of both.
         self._in_fp32: List[Sight] = []
         self._as_stored: List[Sight] = []
         self._losses: List[Tuple[float, float]] = []
         self._refused_formats: List[str] = []  # in which nnabla raises, such as for an index beyond a table
-        # Names of functions with different results in each pass; keys of gradients that differ likewise.
+        # Names of functions, and keys of gradients, that differ from pass to pass over the same batch.
         self._random: List[str] = []
         self._unsteady: Set[int] = set()
-        # Keys of gradients whose errors are not judged.
+        # Keys of gradients whose errors are not judged: these, rounding errors, and those of jumps.
         self._left_out: Set[int] = set()
         self._noise = RoundingNoise(self._network, self._passes)
         self._steps = Steps(examined, self._layers)
@@ -153,7 +155,7 @@ class _Examination:
                 causes = [examined.beyond]
             elif examined.unfed:
                 causes = [_blank_input(self._network, *examined.unfed)]
-            if not self._network.reached_leaves:
+            if not self._network.reached_leaves:  # backward has nothing to compute
                 causes += untrained(self._network)
             causes = causes or self._observe()
             if not causes:
@@ -166,6 +168,7 @@ class _Examination:
                 causes += self._of_gradients(layers)
         except NoBackward as error:
             what = f"it has no backward, so that nothing before it can be trained (nnabla: {error.told})"
+            # A loss has a backward, unless its labels are computed and need a gradient.
             is_loss = error.function.info.type_name.endswith(COMPARING)
             remedy = remedies.SCORES_FIRST if is_loss else remedies.NO_BACKWARD
             causes = [Cause("no_backward", self._network.name(error.function), what, remedy)]
@@ -188,7 +191,7 @@ class _Examination:
         )
 
     def _observe(self) -> List[Cause]:
-        """Run all batches in fp32, and with stored activations and weights; find causes that end learning."""
+        """Run all batches in fp32, and with stored activations and weights; return causes that end this."""
         examined, network, emulation = self._examined, self._network, self._emulation
         for index in range(len(examined)):
             in_fp32 = Sight(network)
@@ -196,6 +199,7 @@ class _Examination:
             self._passes.observe(examined.loss, index, in_fp32)
             if not index:
                 self._noise.compare_forward(in_fp32)
+                # Functions with other results for the same inputs have a random generator of their own.
                 again = Sight(network, in_fp32)
                 examined.forward(examined.loss, index, again.after_forward)
                 self._random = [network.name(f) for f in again.jumps(REPEATED, REPEATED)]
@@ -209,11 +213,12 @@ class _Examination:
             self._as_stored.append(as_stored)
             self._losses.append((loss, float(examined.loss.d)))
         fatal = [cause for cause in self._not_finite(self._in_fp32) if cause.fatal]
-        # Causes that show in forward alone.
+        # Gradients that are not finite tell nothing more; dead rectifiers show in forward alone.
         return [*fatal, *Ends(network, self._in_fp32).dead()] if fatal else []
 
     def _refused(self, as_stored: Sight, error: RuntimeError) -> Cause:
-        """Cause of a function that nnabla refuses to run with what storage makes of its inputs."""
+        """Cause of a function that nnabla refuses to run with its inputs as stored."""
+        # It is the first function without an output, as forward ends there.
         functions = self._network.graph.functions
         f = next((f for f in functions if hash(f.outputs[0]) not in as_stored.data), None)
         if f is None:
@@ -226,44 +231,18 @@ class _Examination:
         return Cause("refused", name, what, remedies.MORE_BITS, as_stored=True)
 
     def _unfilled_targets(self) -> Iterator[Cause]:
-        """Causes of inputs that nobody has filled, and that a loss compares, unlike an initial state."""
+        """Causes of unfilled targets: unlike unfilled initial states, they reach a loss without a product."""
         network = self._network
         for key in network.never_filled:
             uses = network.behind([key], lambda f: f not in network.products)
             for f in [f for f in uses if f.info.type_name.endswith(COMPARING)][:1]:
                 what = f"it compares with {input_name(network.inputs[key])}, which nobody has filled"
-                yield Cause("unfed", network.name(f), what, remedies.FILL_TARGET, False)
+                yield Cause("unfed", network.name(f), what, remedies.FILL_TARGET, fatal=False)
 
     def _notes(self, tried: bool, layers: Sequence[LayerNumbers], causes: Sequence[Cause]) -> Iterator[Note]:
-        """Describe all that is no cause, unless a cause says it; `tried`: no cause ended the examination."""
+        """Note what is no fault, unless a cause explains it; `tried` is true if all ways have been tried."""
         if tried:
-            if self._refused_formats:
-                what = "nnabla raises an error with numbers that are rounded to "
-                yield Note(what, self._refused_formats, ", which is not tried.")
-            yield from inputs.notes(self._network, self._in_fp32)
-            if not any(cause.kind == "saturated" for cause in causes):
-                yield from self._ends.saturated_gates()
-            yield from self._branches.blank_inputs()
-            alike = alike_weights(self._network)
-            if alike and not any(cause.kind == "equal_units" for cause in causes):
-                what = "Units stay alike, as all numbers are equal in "
-                yield Note(what, alike, f": {remedies.INITIALISE}.")
-            lost = [n.name for n in layers if min(one.lost_units for one in n.effects.values()) > 0.15]
-            if not causes:
-                pairs = zip(self._layers, layers)
-                yield from self._branches.blocked(one for one, n in pairs if not (n.nonzero or n.waits_for))
-            if lost and not causes:
-                end = f" with any scale: in {self._storage} it is too small beside that of others: "
-                end += f"{remedies.ALIKE}."
-                yield Note("Many units lose their gradient in ", lost, end)
-            coarse = [n.name for n in layers if n.is_judged and n.stored.bits > 8 and n.floor > COARSE / 2.0]
-            if coarse and not causes:
-                changed = (one.changed(coarse) for one in self._deviations)
-                yield from (Note(str(cause)) for cause in [*filter(None, changed)][:1])
-            found = [note for one in self._deviations for note in one.notes()]
-            yield from {tuple(note.names): note for note in found}.values()
-            yield from self._deviations[0].nearly_overflowing()
-            yield from self._units.notes({cause.function for cause in causes})
+            yield from self._notes_of_passes(layers, causes)
         if not any(cause.kind == "on_gradients" for cause in causes):
             yield from self._steps.notes(self._branches.shrinking if tried and not causes else None)
         jumping = self._network.listed(f for sight in self._in_fp32 for f in sight.jumping)
@@ -274,31 +253,64 @@ class _Examination:
             what = "Numbers that differ from pass to pass are computed by "
             yield Note(what, self._random, ": gradients that depend on them are not judged.")
 
+    def _notes_of_passes(self, layers: Sequence[LayerNumbers], causes: Sequence[Cause]) -> Iterator[Note]:
+        """Note what passes with all ways of scaling have shown, unless a cause explains it."""
+        kinds = {cause.kind for cause in causes}
+        if self._refused_formats:
+            what = "nnabla raises an error with numbers that are rounded to "
+            yield Note(what, self._refused_formats, ", which is not tried.")
+        yield from inputs.notes(self._network, self._in_fp32)
+        if "saturated" not in kinds:
+            yield from self._ends.saturated_gates()
+        yield from self._branches.blank_inputs()
+        alike = alike_weights(self._network)
+        if alike and "equal_units" not in kinds:
+            what = "Units stay alike, as all numbers are equal in "
+            yield Note(what, alike, f": {remedies.INITIALISE}.")
+        if not causes:
+            pairs = zip(self._layers, layers)
+            yield from self._branches.blocked(one for one, n in pairs if not (n.nonzero or n.waits_for))
+            effects = {n.name: n.effects.values() for n in layers}
+            lost = [name for name, own in effects.items() if min(e.lost_units for e in own) > _MANY_UNITS]
+            if lost:
+                end = f" with any scale: in {self._storage} it is too small beside that of others: "
+                yield Note("Many units lose their gradient in ", lost, f"{end}{remedies.ALIKE}.")
+            # Half of the error that would be a fault, which in 8 bits is usual.
+            coarse = [n.name for n in layers if n.is_judged and n.stored.bits > 8 and n.floor > COARSE / 2.0]
+            changed = (one.changed(coarse) for one in self._deviations if coarse)
+            yield from (Note(str(cause)) for cause in [*filter(None, changed)][:1])
+        found = [note for one in self._deviations for note in one.notes()]
+        yield from {tuple(note.names): note for note in found}.values()
+        yield from self._deviations[0].nearly_overflowing()
+        yield from self._units.notes({cause.function for cause in causes})
+
     def _not_finite(self, sights: Sequence[Sight]) -> List[Cause]:
         """Causes of nonfinite numbers in any batch, in forward order, one of each kind and function."""
         of_batches = [distinct(Finiteness(self._network, sight).causes()) for sight in sights]
         found = []
         for key, cause in distinct([one for causes in of_batches for one in causes.values()]).items():
-            having = [str(number) for number, causes in enumerate(of_batches, 1) if key in causes]
-            where = f", in batch{'es' * (len(having) > 1)} {listed(having)} of {len(sights)}"
-            found.append(cause._replace(what=cause.what + where * (len(having) < len(sights))))
+            batches = [str(number) for number, causes in enumerate(of_batches, 1) if key in causes]
+            where = f", in batch{'es' * (len(batches) > 1)} {listed(batches)} of {len(sights)}"
+            found.append(cause._replace(what=cause.what + where * (len(batches) < len(sights))))
         return sorted(found, key=self._position)
 
     def _position(self, cause: Cause) -> int:
         return self._network.positions.get(cause.function, -1)
 
     def _compare(self) -> Dict[str, FormatTrial]:
-        """Try each format; find gradients that are noise, or differ from pass to pass."""
+        """Try each format; find gradients that are rounding errors, or differ from pass to pass."""
         examined, network, passes = self._examined, self._network, self._passes
         amaxes: Dict[int, float] = {}
         for key, seen in (item for sight in self._in_fp32 for item in sight.gradients.items()):
             amaxes[key] = max(amaxes.get(key, 0.0), seen.abs_max)
+        # The loss gradient is the scale itself, and limits none.
         amaxes.update(dict.fromkeys(map(hash, network.roots), 0.0))
         others = {str(name): _emulated(examined, name) for name in _FORMATS if name != self._storage}
         emulations = {self._storage: self._emulation, **others}
         seen_data = Batches(network, self._in_fp32)
         for v in filter(network.is_input, network.inputs.values()):
-            # Behind a ReLU with a bias of 0 the signs of next to nothing count, which train nothing.
+            # Negligible data that storage makes 0, such as the tails of a blob, are 0 in fp32, too. Otherwise
+            # their signs alone would decide which ReLUs open behind biases of 0, and change fp32's gradients.
             least, readers = network.format(v).smallest_subnormal / 2.0, network.readers[hash(v)]
             if network.products.issuperset(readers) and seen_data.largest(v) > _NEGLIGIBLE * least:
                 examined.flushed[hash(v)] = least
@@ -322,7 +334,8 @@ class _Examination:
                     self._refused_formats.append(name)
         self._noise.end(self._in_fp32)
         self._unsteady = unsteady.differing(REPEATED)
-        # Variables with a gradient only by places at which derivatives jump.
+        # Where a function samples an image exactly on pixels, derivatives by places jump. They are left out,
+        # except of variables that the image is computed of, too.
         jumping = {f for sight in self._in_fp32 for f in sight.jumping}
         image, places = (read_by(network.walk(f.inputs[i].parent for f in jumping)) for i in (0, 1))
         self._left_out = self._unsteady | (places - image)
@@ -352,41 +365,46 @@ class _Examination:
         )
 
     def _of_gradients(self, layers: Sequence[LayerNumbers]) -> Iterator[Cause]:
-        """Causes in the order of telling: not finite as stored, ends, noise, storage, untrained, solver."""
+        """Causes, in this order: nonfinite as stored, ends, rounding errors, storage, parameters, solver."""
         network, noise = self._network, self._noise
         noisy = [n.name for n in layers if n.is_noise]
         learning = [n for n in layers if n.is_judged]
-        # Layers that no scale saves: activations and weights as stored change their gradients, also if these
-        # stay fp32. Of 8 bits, errors of a third are usual.
+        # No scale helps these layers: their gradients are wrong even where gradients stay in fp32. In formats
+        # of 8 bits, errors of a third are usual.
         damaged = [n.name for n in learning if not n.floor < (USELESS if n.stored.bits <= 8 else COARSE)]
         beyond = self._not_finite(self._as_stored)
         if learning and all(serves(n.effects, Way.ADAPTIVE) for n in learning):
-            # Only the value of the loss is beyond the format, not its derivative.
+            # No gradient suffers: what overflows is the value of a loss, not its derivative.
             beyond = [cause._replace(fatal=False) for cause in beyond]
         yield from beyond
         ended = self._ends.functions()
         ends = list(distinct((*ended.values(), *self._ends.saturated(), *self._branches.clipped())).values())
         if not learning and all(cause.kind == "no_gradient" for cause in ends):
             ends = self._ends.zero_loss() or ends
-        told = {name for cause in ends for name in cause.spoils}
-        # A bias before a normalization may be noise. What reads a computed weight `a` is the layer `a/...`:
-        # if it learns, so does the weight.
-        own = (one.name for one in self._layers if one.name in {*noisy} - told and not noise.is_bias(one))
-        untold = [name for name in own if not any(n.name.startswith(f"{name}/") for n in learning)]
+        # Rounding errors need a cause, except of biases that a normalization removes. A layer `a` with a
+        # computed weight, as by spectral normalization, has a bias alone: if its weight's layer, `a/...`,
+        # learns, the bias is no fault.
+        explained = {name for cause in ends for name in cause.spoils}
+        unexplained = [
+            layer.name
+            for layer in self._layers
+            if layer.name in noisy and layer.name not in explained and not noise.is_bias(layer)
+            if not any(n.name.startswith(f"{layer.name}/") for n in learning)
+        ]
         cancelling = noise.functions if noisy or damaged else []
-        is_fatal = any(cause.fatal for cause in beyond)
-        of_storage = None if is_fatal else self._of_storage(damaged, ended)
+        of_storage = None if any(cause.fatal for cause in beyond) else self._of_storage(damaged, ended)
+        # Errors behind a function that computes only rounding errors are due to that.
         behind = network.behind(hash(v) for f in cancelling for v in f.outputs)
         if of_storage is not None and of_storage.function in map(network.name, behind):
             of_storage = None
         fatal = not any(n.floor < USELESS for n in learning)
-        # A flat function may become 0 as stored: why it is flat says more.
+        # If storage makes the numbers of a saturated function 0, the reason for the saturation says more.
         same = [cause for cause in ends if of_storage is not None and cause.function == of_storage.function]
         for cause in ends:
             yield cause._replace(fatal=fatal, spoils=tuple(damaged)) if cause in same else cause
-        if not beyond and (cancelling or untold):
+        if not beyond and (cancelling or unexplained):
             spoils = tuple(dict.fromkeys((*noisy, *damaged)))
-            causes = [noise.cause_in_forward(spoils)] if cancelling else noise.causes(untold)
+            causes = [noise.cause_in_forward(spoils)] if cancelling else noise.causes(unexplained)
             yield from (cause._replace(fatal=not learning) for cause in causes)
         if of_storage is not None and not same:
             yield of_storage._replace(fatal=fatal, spoils=tuple(damaged), as_stored=True)
@@ -394,7 +412,7 @@ class _Examination:
         yield from self._steps.causes({*noisy}, self._branches.shrinking)
 
     def _of_storage(self, damaged: Sequence[str], ended: Mapping[Any, Cause]) -> Optional[Cause]:
-        """First cause that only storage brings about; for damaged layers, what changes their numbers."""
+        """First cause that fp32 does not have; of damaged layers, the origin of their errors."""
         network = self._network
         found = [cause for one in self._deviations for cause in one.wrong_rows()]
         found += filter(None, (Deviations(network, sight).exploded() for sight in self._in_fp32))
@@ -403,16 +421,16 @@ class _Examination:
             changed = (one.changed(damaged) for one in self._deviations)
             found += sorted((cause for cause in changed if cause), key=self._position)
             stored = Ends(network, self._as_stored).functions()
-            for f in [f for f in stored if f not in ended]:
-                cause, format = stored[f], network.format(f.outputs[0]).name
-                what = f"{cause.what}, as stored in {format}, not in fp32"
-                found.append(cause._replace(kind=f"{cause.kind}_as_stored", what=what, as_stored=True))
-        return next(iter(found), None)
+            for f, cause in stored.items():
+                if f not in ended:
+                    what = f"{cause.what}, as stored in {network.format(f.outputs[0]).name}, not in fp32"
+                    found.append(cause._replace(kind=f"{cause.kind}_as_stored", what=what, as_stored=True))
+        return found[0] if found else None
 
 
 def _blank_input(network: Network, v: nn.Variable, f: Any) -> Cause:
-    """Cause where all layers read only data that are unfilled or 0: `v` is such a leaf, `f` its reader."""
-    # A leaf that nobody fills and that needs a gradient is an unlinked output.
+    """Cause of an unfilled or zero leaf `v`, read by `f`, where no layer reads other data."""
+    # An unfilled leaf that needs a gradient was unlinked from the function that computes it.
     if v.need_grad and hash(v) in network.never_filled:
         what = f"it reads a variable of shape {v.shape} that is unlinked: nothing computes it in forward"
         return Cause("unfed", network.name(f), what, remedies.FORWARD)

@@ -32,11 +32,10 @@ class Network:
         graph, plan = self.graph, self.plan
         self._storage, self.never_filled = storage, examined.never_filled
         self.inputs = {hash(v): v for v in graph.leaves.values()}
-        # Functions that backward starts from.
-        self.roots = [graph.variables[p] for p in plan.roots]
+        self.roots = [graph.variables[p] for p in plan.roots]  # variables that backward starts from
         self.last = [v.parent for v in self.roots]
         self.positions = {name: number for number, name in enumerate(plan.labels)}
-        # Functions that backward visits, in its order, with keys of their variables.
+        # Functions that backward visits, in its order; their inputs and leaves are keys.
         self.nodes: Dict[Any, NodeStructure] = {}
         key = graph.keys.__getitem__
         for node in plan.nodes:
@@ -46,13 +45,13 @@ class Network:
         self.trained = {f for f, node in self.nodes.items() if node.leaves}  # functions that read these
         self.names = plan.names  # names of parameters, by key
         self.products = {f for f in graph.functions if is_matrix_product(f.info.type_name)}
-        # Products with a parameter.
+        # Products with a parameter, in forward order.
         self.weighted = [f for f in self.in_order(self.products) if hash(f.inputs[1]) in self.names]
-        self.readers: Dict[int, List[Any]] = {}
+        self.readers: Dict[int, List[Any]] = {}  # functions that read a variable, by its key
         for f in graph.functions:
             for v in f.inputs:
                 self.readers.setdefault(hash(v), []).append(f)
-        # Functions, and keys of leaves, that the gradient of the loss reaches.
+        # Functions, and keys of leaves, that the loss depends on with a gradient.
         walked = self.walk([graph.functions[-1]], _differentiated)
         self.reached = {f for f in walked if f.info.type_name != "Unlink"}
         self.reached_leaves = {hash(v) for f in self.reached for v in _differentiated(f) if v.parent is None}
@@ -66,7 +65,7 @@ class Network:
         return self.plan.labels[self.number(f)]
 
     def called(self, v: nn.Variable) -> str:
-        """Describe a variable."""
+        """Name of a variable, as a phrase such as "the parameter fc/W"."""
         if v.parent is not None:
             return f"the output of {self.name(v.parent)}"
         name = self.names.get(hash(v))
@@ -91,14 +90,14 @@ class Network:
         return v.parent is None and hash(v) not in self.names
 
     def is_copy(self, f: Any) -> bool:
-        """True for a difference, or its square, of numbers of other parameters: equal only at the start."""
+        """True for a difference of networks with other parameters, such as a student and its teacher."""
         if f.info.type_name not in DIFFERENCES and f.inputs and f.inputs[0].parent is not None:
-            f = f.inputs[0].parent
+            f = f.inputs[0].parent  # such as of a square
         if f.info.type_name not in DIFFERENCES:
             return False
-        leaves = [read_by(self.walk([v.parent])) for v in f.inputs]
-        own = [found & self.names.keys() for found in leaves]
-        return all(leaves) and own[0] != own[1]  # a constant is no copy
+        sides = [read_by(self.walk([v.parent])) for v in f.inputs]
+        first, second = (keys & self.names.keys() for keys in sides)
+        return all(sides) and first != second  # a constant, computed of no variable, is no copy
 
     def is_loss_weight(self, f: Any) -> bool:
         """True if a function multiplies a scalar by a number."""
@@ -109,13 +108,13 @@ class Network:
         return tuple(dict.fromkeys(self.names[hash(v)] for v in variables if hash(v) in self.names))
 
     def emptiness(self, v: nn.Variable) -> Tuple[str, str]:
-        """Why an input is 0, in words, and the remedy."""
+        """Clause about why an input is 0, and the remedy."""
         if hash(v) in self.never_filled:
             return "nobody has filled", remedies.FILL
         return "is all 0 in every batch", remedies.ZEROS
 
     def normalized_together(self, f: Any) -> float:
-        """Number of numbers that a function normalizes together; infinite if it does not."""
+        """How many numbers a function normalizes together; infinite if it does not normalize."""
         kind, args = f.info.type_name, f.info.args
         if kind not in NORMALIZATIONS or not args.get("batch_stat", True):
             return math.inf
@@ -128,7 +127,7 @@ class Network:
     def behind(
         self, variables: Iterable[int], is_passed: Callable[[Any], bool] = lambda f: True
     ) -> Iterator[Any]:
-        """Functions that compute variables or depend on them, by way of those passed, in forward order."""
+        """Functions that compute variables or depend on them, through `is_passed` ones, in forward order."""
         found = set(variables)
         for f in self.graph.functions:
             if not found.isdisjoint(map(hash, (*f.inputs, *f.outputs))):
@@ -138,7 +137,7 @@ class Network:
     def walk(
         self, last: Iterable[Any], onward: Callable[[Any], Iterable[nn.Variable]] = attrgetter("inputs")
     ) -> Iterator[Any]:
-        """Walk towards the inputs, each function once: the last ones, and producers of `onward`."""
+        """Walk towards the inputs: `last` functions, and those that compute the `onward` inputs of others."""
         waiting, seen = list(last), set()
         while waiting:
             f = waiting.pop()
@@ -148,7 +147,7 @@ class Network:
                 waiting += [v.parent for v in onward(f)]
 
     def listed(self, functions: Iterable[Any]) -> str:
-        """List the names of some functions, in forward order, each once; loss weights are called so."""
+        """List the names of functions in forward order, each once; "the loss weight" precedes that of one."""
         weight = "the loss weight "
         return listed([weight * self.is_loss_weight(f) + self.name(f) for f in self.in_order({*functions})])
 

@@ -29,15 +29,17 @@ from .network import Network, scope_of
 from .watching import Sight
 
 Forward = Callable[..., None]
-"""Runs forward, of a loss, the index of a batch, and a post hook."""
+"""Runs forward; its arguments are a loss, the index of a batch, and a post hook."""
 
 Gradients = Dict[int, NDArray[Any]]
 """Gradients of outputs and weights of layers, by key, as a pass has stored them, divided by their scales."""
 
-_CANCELLED = 0.01  # size of a bias' gradient beside its weight's below which it is a sum that cancels
+_CANCELLED = 0.01  # share of a weight's gradient below which a bias' has cancelled, and hardly moves it
 _REPEATS = 19  # limit of repeats of a batch until its scales fit
 TOLERANCE = 0.05  # harmless relative error of a weight gradient
 _BEGINS = 0.5  # share of a layer's loss that its origin must lose
+# Order of a tally's sums: numbers of elements, and squares of errors and of exact gradients.
+_NONZERO, _LOST, _FINITE, _OVERFLOWED, _SQUARED_ERROR, _SQUARED = range(6)
 
 
 class Way(str, Enum):
@@ -82,18 +84,19 @@ def layers_of(graph: Graph, plan: GraphPlan) -> List[Layer]:
 
 
 def parameter_layers(graph: Graph, plan: GraphPlan) -> List[Layer]:
-    """Layers with parameters, each with the outputs of all its uses; without any, all layers."""
+    """Layers with parameters, each with the outputs of all functions that use them; else all layers."""
     every = layers_of(graph, plan)
     owners = {key: layer for layer in every for key in layer.weights}
     leaves = {node.label: node.leaves for node in plan.nodes}
     for layer in every:
         if not layer.weights and leaves[layer.name]:
-            owners[graph.keys[leaves[layer.name][0]]].outputs.update(layer.outputs)
+            owner = owners[graph.keys[leaves[layer.name][0]]]
+            owner.outputs.update(layer.outputs)
     return [layer for layer in every if layer.weights] or every
 
 
 class NoBackward(ValueError):
-    """A function on a gradient's path has no backward: `told` is nnabla's reason."""
+    """Error for a function on a gradient's path that has no backward; `told` is nnabla's reason."""
 
     def __init__(self, f: Any, told: str) -> None:
         self.function, self.told = f, told
@@ -112,7 +115,7 @@ class Passes:
         self._key_of_grad = {hash(v.grad): key for key, v in self._weights.items()}
 
     def observe(self, loss: LossLike, index: int, sight: Sight) -> None:
-        """Show a batch, with gradients in fp32, to an observer."""
+        """Run a batch with gradients in fp32, and let `sight` note its arrays."""
         backward: Any = loss.backward
         if not isinstance(loss, nn.Variable):
             backward = partial(backward, round_gradients=False)
@@ -128,28 +131,29 @@ class Passes:
         round_gradients: bool = True,
         pre: Optional[Hook] = None,
     ) -> Gradients:
-        """Run a batch with a Variable or its emulation, which can leave gradients in fp32; `pre`: a hook."""
+        """Run a batch with one scale for all; an emulation as `loss` may leave gradients in fp32."""
         storage: Optional[RoundedStorage] = getattr(loss, "emulated_storage", None)
         backward: Any = loss.backward
         if not round_gradients:
             storage, backward = None, partial(backward, round_gradients=False)
-        # Gradients of weights so far, and their elements of which a part is beyond the format: one of several
-        # uses may overflow where the sum does not.
+        # A weight that is used twice gets a sum of two gradients. One of them may overflow although the sum,
+        # by cancelling, does not: elements where this happens are infinite in the result.
         sums: Dict[int, NDArray[Any]] = {}
-        beyond: Dict[int, NDArray[Any]] = {}
+        overflowed: Dict[int, NDArray[Any]] = {}
 
-        def note_parts(f: Any) -> None:
+        def note_overflow(f: Any) -> None:
             for v in f.inputs:
                 key = self._key_of_grad.get(hash(v.grad))
                 if key is not None and storage is not None:
-                    before, sums[key] = sums.get(key, 0.0), np.array(v.grad.data, np.float64)
+                    before = sums.get(key, 0.0)
+                    sums[key] = np.array(v.grad.data, np.float64)
                     is_beyond = np.abs(sums[key] - before) > storage.gradient_format(key, v.size).max
-                    beyond[key] = beyond.get(key, False) | is_beyond
+                    overflowed[key] = overflowed.get(key, False) | is_beyond
 
-        backward = partial(backward, scale, function_post_hook=note_parts)
+        backward = partial(backward, scale, function_post_hook=note_overflow)
         arrays = self._run(partial(self._forward, loss, index), backward, pre)
-        for key, parts in beyond.items():
-            arrays[key][parts] = np.inf
+        for key, elements in overflowed.items():
+            arrays[key][elements] = np.inf
         return {key: array.astype(np.float64) / scale for key, array in arrays.items()}
 
     def adaptive(self, scaling: AdaptiveLossScaling, index: int) -> Gradients:
@@ -162,34 +166,34 @@ class Passes:
 
         scaling.guard.begin()
         scaling.guard.begin_batch(first=True)
-        least = scaling.components.policy.min_scale
-        BatchLoop(scaling, run_pass, self._weights.values, least).run(Rules(True, _REPEATS))
+        smallest_scale = scaling.components.policy.min_scale
+        BatchLoop(scaling, run_pass, self._weights.values, smallest_scale).run(Rules(True, _REPEATS))
         scaling.after_update()
-        # Gradients of weights are unscaled already.
+        # Gradients of outputs still have their scales; the engine has unscaled those of weights.
         scales = {key: scaling.scale_of(v) for key, v in self._outputs.items()}
         return {key: array.astype(np.float64) / scales.get(key, 1.0) for key, array in arrays.items()}
 
     def _run(self, forward: Forward, backward: Callable[..., None], pre: Optional[Hook] = None) -> Gradients:
-        """Run a pass, and copy gradients: of outputs once they are complete, and of weights at the end."""
+        """Run a pass with a hook before each function's backward, and copy the gradients of layers."""
         arrays: Gradients = {}
         last: Any = None
 
-        def note(f: Any) -> None:
+        def before_function(f: Any) -> None:
             nonlocal last
             last = f
-            own = (v for v in f.outputs if hash(v) in self._outputs)
+            own = (v for v in f.outputs if hash(v) in self._outputs)  # their gradients are complete now
             arrays.update((hash(v), np.array(v.grad.data, np.float32)) for v in own)
             if pre is not None:
                 pre(f)
 
-        forward()  # before each backward, which may drop forward's results: dropout drops its mask
+        forward()  # again for each backward, as backward frees results of forward, such as a dropout's mask
         for v in self._weights.values():
             v.grad.zero()
         try:
-            backward(function_pre_hook=note)
+            backward(function_pre_hook=before_function)
         except RuntimeError as error:
-            refused = "not_implemented", "propagate_down"
-            if last is not None and any(words in str(error) for words in refused):
+            has_no_backward = any(words in str(error) for words in ("not_implemented", "propagate_down"))
+            if last is not None and has_no_backward:
                 raise NoBackward(last, str(error).strip().rpartition("\n")[2]) from error
             raise
         arrays.update((key, np.array(v.grad.data, np.float32)) for key, v in self._weights.items())
@@ -219,14 +223,12 @@ class Tally:
     """Counts of the effect of storing gradients in one way, by key, summed over batches."""
 
     def __init__(self, keys: Iterable[int]) -> None:
-        # Nonzero elements, and those lost; finite elements, and those that overflow; squares of errors, and
-        # of exact values.
         self._sums: Dict[int, NDArray[np.float64]] = {key: np.zeros(6) for key in keys}
-        # By key: for rows, and for columns, those that were nonzero in any batch, before and after storage.
-        self._slices: Dict[int, List[NDArray[np.bool_]]] = {}
+        # Rows that were nonzero in any batch, and as stored; and likewise columns.
+        self._units: Dict[int, List[NDArray[np.bool_]]] = {}
 
     def add(self, stored: Gradients, fp32: Gradients, unstored: Optional[Gradients] = None) -> None:
-        """Add errors against `fp32`, and losses and overflows against `unstored`, if given."""
+        """Add a batch: errors against `fp32`; losses and overflows against `unstored`, by default `fp32`."""
         for key, sums in self._sums.items():
             complete, rounded = (fp32 if unstored is None else unstored)[key], stored[key]
             finite = np.isfinite(complete)
@@ -236,51 +238,56 @@ class Tally:
                 squares = np.sum((rounded - fp32[key]) ** 2), np.sum(fp32[key] ** 2)
                 sums += [*map(np.count_nonzero, counted), *squares]
             if complete.ndim > 1:
-                seen = [(x != 0.0).any(axis=(*range(1, x.ndim),)) for x in (complete, rounded)]
-                seen += [(x != 0.0).any(axis=(*range(x.ndim - 1),)) for x in (complete, rounded)]
-                self._slices[key] = [a | b for a, b in zip(self._slices.get(key, seen), seen)]
+                units = [(x != 0.0).any(axis=(*range(1, x.ndim),)) for x in (complete, rounded)]
+                units += [(x != 0.0).any(axis=(*range(x.ndim - 1),)) for x in (complete, rounded)]
+                self._units[key] = [a | b for a, b in zip(self._units.get(key, units), units)]
 
     def nonzero(self, layer: Layer) -> int:
         """Number of nonzero elements in the gradients of a layer's weights, or else outputs."""
-        return int(sum(self._sums[key][0] for key in layer.weights or layer.outputs))
+        return int(sum(self._sums[key][_NONZERO] for key in layer.weights or layer.outputs))
 
     def differing(self, share: float) -> Set[int]:
         """Keys of finite gradients that differ from fp32 by more than this share."""
-        errors = ((key, *sums[4:]) for key, sums in self._sums.items())
-        return {key for key, error, exact in errors if math.inf > error > share**2 * exact}
+        errors = ((key, sums[_SQUARED_ERROR], share**2 * sums[_SQUARED]) for key, sums in self._sums.items())
+        return {key for key, error, limit in errors if math.inf > error > limit}
 
     def zeros(self) -> Set[int]:
         """Keys of the gradients that are exactly 0 in fp32."""
-        return {key for key, sums in self._sums.items() if not sums[5]}
+        return {key for key, sums in self._sums.items() if not sums[_SQUARED]}
 
     def of(self, layer: Layer) -> StorageEffect:
         """Effect on all gradients of a layer; the error is that of its weights, if it has any."""
         return self.effect((*layer.outputs, *layer.weights), layer.weights or layer.outputs)
 
-    def worst(self, layer: Layer, but: Set[int]) -> StorageEffect:
-        """Worst of a layer's parameters: a large bias must not hide a weight; of some, only overflows."""
-        worst = StorageEffect(0.0, 0.0, 0.0)
-        squares = {key: self._sums[key][5] / max(self._sums[key][2], 1.0) for key in layer.weights}
-        # Gradients of a bias or a gamma that cancel hardly move it.
+    def worst(self, layer: Layer, left_out: Set[int]) -> StorageEffect:
+        """Worst effect on a parameter of a layer, as a large bias would hide its weight in a sum."""
+        # Of parameters that are left out, and of vectors whose gradients cancel, only overflow is judged.
+        parts = ((key, self._sums[key]) for key in layer.weights)
+        squares = {key: sums[_SQUARED] / max(sums[_FINITE], 1.0) for key, sums in parts}
         least = _CANCELLED**2 * max(squares.values(), default=0.0)
         vectors = (key for key, v in layer.weights.items() if max(v.shape, default=1) == v.size)
-        left_out = but | {key for key in vectors if squares[key] < least}
-        for part in [[key] for key in layer.weights] or [list(layer.outputs)]:
+        left_out = left_out | {key for key in vectors if squares[key] < least}
+        effects = []
+        for part in [[key] for key in layer.weights] or [[*layer.outputs]]:
             own = self.effect(part, part)
             if not left_out.isdisjoint(part):
                 own = StorageEffect(0.0, own.overflow, 0.0)
-            is_weight = layer.weights and left_out.isdisjoint(part)
-            slices = self._slices.get(part[0], []) if is_weight else []
-            for exact, stored in zip(slices[::2], slices[1::2]):
-                lost = np.count_nonzero(exact & ~stored) / max(np.count_nonzero(exact), 1)
-                own = own._replace(lost_units=max(own.lost_units, lost))
-            worst = StorageEffect(*map(max, zip(worst, own)))
-        return worst
+            elif layer.weights:
+                own = own._replace(lost_units=self._lost_units(part[0]))
+            effects.append(own)
+        return StorageEffect(*map(max, zip(*effects)))
+
+    def _lost_units(self, key: int) -> float:
+        """Share of the nonzero rows, or columns if more, of which storage keeps nothing."""
+        units = self._units.get(key, [])
+        pairs = zip(units[::2], units[1::2])
+        lost = (np.count_nonzero(one & ~stored) / max(np.count_nonzero(one), 1) for one, stored in pairs)
+        return max(lost, default=0.0)
 
     def effect(self, counted: Iterable[int], compared: Iterable[int]) -> StorageEffect:
-        """Compute shares over some gradients, and the error over some, by key."""
-        nonzero, lost, finite, overflowed = np.sum([self._sums[key][:4] for key in counted], axis=0).tolist()
-        squared_error, squared = np.sum([self._sums[key][4:] for key in compared], axis=0).tolist()
+        """Effect: shares of the elements of `counted` gradients, and the error of `compared` ones, by key."""
+        nonzero, lost, finite, overflowed, *_ = np.sum([self._sums[key] for key in counted], axis=0).tolist()
+        *_, squared_error, squared = np.sum([self._sums[key] for key in compared], axis=0).tolist()
         error = math.inf if squared_error else 0.0
         if squared and math.isfinite(squared_error):
             error = math.sqrt(squared_error / squared)
@@ -292,21 +299,22 @@ class FormatTrial:
 
     def __init__(self, passes: Passes, emulation: FormatEmulation, amaxes: Dict[int, float]) -> None:
         u_max = emulation.precisions.narrowest.stored_gradients.max
-        # Gradients in the float tail stay fp32.
+        # Other gradients, those of the float tail, stay in fp32.
         stored = emulation.emulated_storage.rounded_gradients()
         limits = ((size, u_max if key in stored else FLOAT32.max) for key, size in amaxes.items() if size)
         one = min((HistoryPolicy().scale(size, u_max=limit) for size, limit in limits), default=1.0)
         self.scales: Dict[Way, float] = {Way.NONE: 1.0, Way.CONSTANT: 65536.0, Way.ONE: one}
         keys = [key for layer in passes.layers for key in layer.weights or layer.outputs]
-        self.floor, self.ways = Tally(keys), {way: Tally(keys) for way in Way}
+        # Effect of each way, and of activations and weights alone, with gradients in fp32.
+        self.ways, self.floor = {way: Tally(keys) for way in Way}, Tally(keys)
         self._passes, self._emulation, self._adaptive = passes, emulation, AdaptiveLossScaling(emulation)
-        # By way and key: elements that were nonzero before a gradient was rounded, and their fate.
+        # By way and key of a gradient: counts of nonzero elements, and of those that underflow or overflow.
         self._rounded: Dict[Way, Dict[int, CounterOf[str]]] = {way: {} for way in Way}
 
     def compare(self, index: int, in_fp32: Gradients) -> None:
         """Compare every way of scaling on one batch."""
         passes, emulation = self._passes, self._emulation
-        # From the same activations: all losses come from storing gradients.
+        # These, too, come from stored activations: a way differs from them by what storing gradients loses.
         unstored = passes.with_one_scale(emulation, index, round_gradients=False)
         self.floor.add(unstored, in_fp32)
         for way, tally in self.ways.items():
@@ -319,38 +327,41 @@ class FormatTrial:
                 counted = self._rounded[way].setdefault(key, Counter())
                 counted.update(nonzero=seen.nonzero, underflow=seen.underflowed, overflow=seen.overflowed)
 
-    def effects(self, layer: Layer, noise: Set[int]) -> Dict[Way, StorageEffect]:
-        """Effect on a layer's worst parameter, except those whose gradients are noise."""
-        return {way: tally.worst(layer, noise) for way, tally in self.ways.items()}
+    def effects(self, layer: Layer, left_out: Set[int]) -> Dict[Way, StorageEffect]:
+        """Effect of each way on a layer's worst parameter; of gradients that are left out, overflow alone."""
+        return {way: tally.worst(layer, left_out) for way, tally in self.ways.items()}
 
     def begins(self, network: Network, layer: Layer, way: Way, effect: StorageEffect) -> str:
-        """First function of each branch in whose backward most of a layer's loss occurs, or a loss begins."""
-        what, counts = "overflow" if effect.overflow else "underflow", self._rounded[way]
+        """List the functions, the first on each path from the loss, that lose a layer's gradient."""
+        kind, counts = "overflow" if effect.overflow else "underflow", self._rounded[way]
         gone = {key for key, counted in counts.items() if not counted["nonzero"] > counted["underflow"]}
         behind = set(network.behind(layer.outputs or layer.weights))
 
         def onward(f: Any) -> List[nn.Variable]:
+            """Inputs through which the gradient, unless it is gone, continues from `f` to the layer."""
             if f not in behind or gone.issuperset(map(hash, f.outputs)):
                 return []
             return [v for v in f.inputs if v.parent in behind]
 
         def first(least: float) -> List[Any]:
-            losing = {key for key, one in counts.items() if one[what] > least * one["nonzero"]}
+            """Functions, the first from the loss, that lose more than a share of a gradient."""
+            losing = {key for key, one in counts.items() if one[kind] > least * one["nonzero"]}
             ends = {f for f in behind if not losing.isdisjoint(map(hash, onward(f)))}
             walked = network.walk(network.last, lambda f: [] if f in ends else onward(f))
-            lost = losing & layer.weights.keys()  # or in the backward of the layer
-            own = (f for f in behind if not lost.isdisjoint(map(hash, f.inputs)))
+            lost_weights = losing & layer.weights.keys()
+            own = (f for f in behind if not lost_weights.isdisjoint(map(hash, f.inputs)))
             return [f for f in walked if f in ends] or list(own)
 
         if effect.overflow:
             return network.listed(first(0.0))
+        # Functions that lose most of what the layer does, or else something.
         return network.listed(first(max(_BEGINS * effect.underflow, 0.01)) or first(0.01))
 
-    def losing(self, network: Network, layer: Layer, way: Way, noise: Set[int]) -> str:
-        """Parameters of a layer that lose, if others do not."""
-        effects = {key: self.ways[way].effect([key], [key]) for key in layer.weights if key not in noise}
+    def losing(self, network: Network, layer: Layer, way: Way, left_out: Set[int]) -> str:
+        """List the parameters of a layer that lose; empty if all do, and the layer's name tells which."""
+        effects = {key: self.ways[way].effect([key], [key]) for key in layer.weights if key not in left_out}
         found = [key for key, own in effects.items() if own.overflow or own.error > TOLERANCE]
         names = [network.names.get(key, "an input") for key in found]
-        # A function that only reshapes a parameter has no name of its own.
-        is_named = any(layer.name.startswith(scope_of(name)) for name in names)
-        return "" if is_named and len(found) == len(effects) else ", ".join(names)
+        # The name of a layer that only reshapes a parameter, such as "Reshape", does not tell which.
+        tells = any(layer.name.startswith(scope_of(name)) for name in names)
+        return "" if tells and len(found) == len(effects) else ", ".join(names)

@@ -48,20 +48,20 @@ class Diagnosis:
         lines = [f"{network.storage} beside fp32, {_facts(network)}", "", *_wrapped(verdict.line)]
         for more in (*verdict.causes[1:], *network.notes):
             lines += _wrapped(f"- {more}", subsequent_indent="  ")
-        for title, head, rows, words in _tables(network, verdict):
+        for title, head, rows, has_sentences in _tables(network, verdict):
             lines.append("")
-            if words:
+            if has_sentences:
                 width = max(len(row[0]) for row in (head, *rows))
                 for name, text in rows:
                     lines += _wrapped(f"{name:{width}}  {text}", subsequent_indent=" " * (width + 2))
                 continue
-            # Above each group of columns stands their common name.
-            lower = [[name.rpartition(", ")[2] for name in head], *rows]
-            first, *widths = (max(map(len, column)) for column in zip(*lower))
+            # "lost" and "error" stand in a line of their own, each above its half of the columns.
+            every = [[name.rpartition(", ")[2] for name in head], *rows]
+            first, *widths = (max(map(len, column)) for column in zip(*every))
             if title == _SHARES:
                 half = sum(width + 2 for width in widths[:-1]) // 2
                 lines.append(f"{'':{first}}  {'lost':^{half}}{'error':^{half}}".rstrip())
-            for name, *cells in lower:
+            for name, *cells in every:
                 padded = (f"  {cell:>{width}}" for cell, width in zip(cells, widths))
                 lines.append(f"{name:{first}}{''.join(padded)}".rstrip())
         return "\n".join([*lines, "", *_wrapped(_NOT_JUDGED)])
@@ -113,20 +113,20 @@ class Diagnosis:
             OSError: the file cannot be written.
         """
         network, verdict = self.numbers, self.verdict
-        # The cause or verdict, the remedy, then numbers.
+        # The headline is the first cause, or else the first sentence of the verdict.
         headline, end, rest = verdict.scaling.partition(". ")
-        headline, told = f"{headline}{end}".rstrip(), paragraph(rest, "finding")
+        headline, text = f"{headline}{end}".rstrip(), paragraph(rest, "finding")
         if verdict.causes:
             cause, *others = verdict.causes
             headline = f"{cause.function}: {cause.what}"
-            told = paragraph(f"{cause.remedy[0].upper()}{cause.remedy[1:]}.", "finding")
-            told += paragraph(verdict.scaling) + bullets(map(str, others)) * bool(others)
-        told += "".join(map(paragraph, map(str, network.notes)))
+            text = paragraph(f"{cause.remedy[0].upper()}{cause.remedy[1:]}.", "finding")
+            text += paragraph(verdict.scaling) + bullets(map(str, others)) * bool(others)
+        text += "".join(map(paragraph, map(str, network.notes)))
         about = [name] * bool(name) + [f"{network.storage} beside fp32", *_facts(network).split("; ")]
         about += [f"{datetime.now():%Y-%m-%d %H:%M}", f"nnabla_adaloss {installed_version()}"]
         every = _tables(network, verdict)
         tables = (table(title, head, rows, words=words) for title, head, rows, words in every)
-        replace_page(path, document(headline, about, told, *tables, paragraph(_NOT_JUDGED)))
+        replace_page(path, document(headline, about, text, *tables, paragraph(_NOT_JUDGED)))
 
 
 def _tables(network: NetworkNumbers, verdict: Verdict) -> Iterator[Tuple[str, Cells, Sequence[Cells], bool]]:
@@ -166,11 +166,13 @@ def _tables(network: NetworkNumbers, verdict: Verdict) -> Iterator[Tuple[str, Ce
 
 
 def _facts(network: NetworkNumbers) -> str:
+    """Number of batches, and the loss if it has been computed."""
     losses = f"; loss {network.stored_loss:.6g} (fp32: {network.loss:.6g})"
     return f"{network.batches} batch{'es' * (network.batches != 1)}{losses * (not math.isnan(network.loss))}"
 
 
 def _trains(effects: Sequence[StorageEffect], trains: bool) -> str:
+    """Cell of the table of formats: whether a way trains, and the largest error of all layers' `effects`."""
     if any(one.overflow for one in effects):
         return "no, overflows"
     worst, answer = max((one.error for one in effects), default=0.0), "yes" if trains else "no"
@@ -178,8 +180,8 @@ def _trains(effects: Sequence[StorageEffect], trains: bool) -> str:
 
 
 def _share(value: float) -> str:
-    """Write a share in percent; a nonzero one does not look like zero, and an infinite error is of NaNs."""
-    if math.isinf(value):
+    """Write a share in percent, a small one so that it does not look like zero."""
+    if math.isinf(value):  # without an overflow, gradients are NaN
         return "NaN"
     if 0.0 < value < 0.0005:
         return "<0.1%"

@@ -24,11 +24,11 @@ _TWISTER_BYTES = 625 * 8  # size of C++'s Mersenne Twister: 624 words of 8 bytes
 
 @contextmanager
 def preserved(graph: Graph, kernels: Kernels) -> Iterator[Callable[..., None]]:
-    """Restore, at the end, data and gradients of a graph's leaves and the random state; not the generators of
-    functions with a seed of their own, and those of a GPU.
+    """Restore data and gradients of a graph's leaves, and the random state, at the end. This does not include
+    generators of a GPU, and of functions with a seed of their own.
 
-    Yields a function after which forward draws the same random numbers as the last time, from the same leaves
-    if `data` is true, also where forward writes to them. Functions with a seed restart from it.
+    Yields a function to call before forward, so that it draws the same random numbers as the last time;
+    functions with a seed restart from it. With `data=True` leaves that forward writes to are restored, too.
     """
     leaves = graph.leaves.values()
     python, parameters = random.getstate(), nnabla.random.prng.get_state()
@@ -37,7 +37,7 @@ def preserved(graph: Graph, kernels: Kernels) -> Iterator[Callable[..., None]]:
     functions = None if generator is None else ctypes.string_at(generator, _TWISTER_BYTES)
     kinds = zip(graph.functions, graph.described.type_names, graph.described.args)
     seeded = [f for f, kind, args in kinds if args.get("seed", -1) != -1 and not is_matrix_product(kind)]
-    # A leaf that was never written stays so, which shows that it was not fed.
+    # A leaf that was never written is left alone: restoring it would hide that nobody has filled it.
     written = ArraySnapshot(kernels, [v for v in leaves if v.data.zeroing or v.data.modification_count])
     gradients = ArraySnapshot(kernels)
     gradients.save([leaf.grad for leaf in leaves])
@@ -67,7 +67,7 @@ def preserved(graph: Graph, kernels: Kernels) -> Iterator[Callable[..., None]]:
         try:
             yield again
         except SystemError as error:
-            # nnabla hides an interruption in a hook or in a user's function.
+            # nnabla raises it in place of an interruption in a hook or in a user's function.
             raise root_cause(error) from None
 
 
@@ -85,7 +85,7 @@ def restored(restore: Callable[[], None]) -> Iterator[None]:
 
 
 def _functions_generator() -> Optional[int]:
-    """Address of the generator of nnabla's functions, which has no name in Python; None if not found."""
+    """Address of the random generator of nnabla's functions, unknown to Python; None if not found."""
     try:
         library = ctypes.CDLL(str(Path(nn.__file__).parent / "libnnabla.so"))
         manager = library["_ZN4nbla16SingletonManager3getINS_13RandomManagerEEEPT_v"]

@@ -51,16 +51,19 @@ def analyse(place: str, storage: PrecisionName, batches: int, page: Optional[str
             diagnosis = diagnose(loss, storage, feeder, batches)
         if page is not None:
             diagnosis.write_html(page, place)
-    # Any exception of a user's network or feeder, also one that ends the program.
+    # The user's network and feeder may raise anything, and call sys.exit().
     except (Exception, SystemExit) as error:
-        own = isinstance(error, ProgramError)
-        told = str(error) if own else f"{place}: {_told(error, place.rpartition(':')[0])}"
-        print(f"error: {' '.join(told.split())}", file=sys.stderr)
+        is_ours = isinstance(error, ProgramError)
+        message = str(error) if is_ours else f"{place}: {_described(error, place.rpartition(':')[0])}"
+        print(f"error: {' '.join(message.split())}", file=sys.stderr)
         return 2
-    found = diagnosis.as_dict()
-    more = [_NO_SOLVER] if isinstance(loss, (nn.Variable, LossWrapper)) else []
-    found["notes"] += more
-    print(json.dumps(found, indent=2, allow_nan=False) if as_json else "\n".join([str(diagnosis), *more]))
+    notes = [_NO_SOLVER] if isinstance(loss, (nn.Variable, LossWrapper)) else []
+    if as_json:
+        found = diagnosis.as_dict()
+        found["notes"] += notes
+        print(json.dumps(found, indent=2, allow_nan=False))
+    else:
+        print("\n".join([str(diagnosis), *notes]))
     return 0 if diagnosis.verdict.needs is not None and not diagnosis.verdict.causes else 1
 
 
@@ -90,31 +93,31 @@ def load_program(place: str) -> Tuple[Any, Optional[Feeder]]:
     if needed:
         names = ", ".join(needed)
         raise ProgramError(f"{place} needs arguments ({names}): write a function without any that calls it")
-    with _own_code(path, f"{place} raised"):
+    with _users_code(path, f"{place} raised"):
         returned = function()
     loss, feeder, *_ = returned if isinstance(returned, tuple) and returned[1:] else (returned, None)
-    told = f"returned a value of type {type(loss).__name__}"
+    fault = f"returned a value of type {type(loss).__name__}"
     if isinstance(returned, tuple) and len(returned) != 2:
-        told = f"returned a tuple of {len(returned)}"
+        fault = f"returned a tuple of {len(returned)}"
     elif feeder is not None and not callable(feeder):
-        told = f"returned a feeder of type {type(feeder).__name__}, not a function without arguments"
+        fault = f"returned a feeder of type {type(feeder).__name__}, not a function without arguments"
     elif loss is None:
-        told = "returned nothing (a return is missing?)"
+        fault = "returned nothing (a return is missing?)"
     elif isinstance(loss, (nn.Variable, LossWrapper)) or hasattr(loss, "data_feeder"):
         return loss, feeder
-    raise ProgramError(f"{place} {told}: return the loss Variable, or (loss, feeder)")
+    raise ProgramError(f"{place} {fault}: return the loss Variable, or (loss, feeder)")
 
 
 @contextmanager
-def _own_code(path: Path, fault: str) -> Iterator[None]:
-    """Give the file's argument parser its defaults, not this command's arguments, and describe its errors."""
-    words, sys.argv = sys.argv, [str(path)]
+def _users_code(path: Path, fault: str) -> Iterator[None]:
+    """Run the user's code: its errors are described, and it does not see this command's arguments."""
+    arguments, sys.argv = sys.argv, [str(path)]
     try:
         yield
     except (Exception, SystemExit) as error:
-        raise ProgramError(f"{fault} {_told(error, str(path))}") from error
+        raise ProgramError(f"{fault} {_described(error, str(path))}") from error
     finally:
-        sys.argv = words
+        sys.argv = arguments
 
 
 def _run(path: Path) -> ModuleType:
@@ -125,17 +128,17 @@ def _run(path: Path) -> ModuleType:
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    sys.modules[path.stem] = module  # expected by dataclasses and pickles of the file
-    with _own_code(path, f"{path} cannot be imported:"):
+    sys.modules[path.stem] = module  # where dataclasses and pickles of the file look for it
+    with _users_code(path, f"{path} cannot be imported:"):
         spec.loader.exec_module(module)
     return module
 
 
-def _told(error: BaseException, file: str) -> str:
-    """Describe the error, and the last line of the file that led to it."""
+def _described(error: BaseException, file: str) -> str:
+    """Describe an error, with the last line of the user's file that led to it."""
     frames, own = traceback.extract_tb(error.__traceback__), str(Path(file).resolve())
     lines = [frame.lineno for frame in frames if frame.filename == own]
     if not lines and isinstance(error, (TypeError, ValueError, OSError)):
-        return str(error)  # a complete message of this package
+        return str(error)  # this package has raised it, with a complete message
     where = f" (line {lines[-1]})" if lines else ""
     return f"{type(error).__name__}: {error}{where}"

@@ -24,7 +24,7 @@ class LayerLoss(NamedTuple):
 
     Attributes:
         with_alpha: with the scales of the training.
-        without_alpha: with the scale that the loss starts with alone, and none for layers.
+        without_alpha: with the same scale of the loss, but without those of layers.
     """
 
     with_alpha: float
@@ -34,11 +34,11 @@ class LayerLoss(NamedTuple):
 class SanityChecker:
     """Compares the stored gradients of every layer with fp32's, once in `every` iterations.
 
-    Call it after each `update()`. It warns once of each layer that loses more than a threshold, with the loss
-    without scales of layers, as the implementation of Zhao et al. (arXiv 1910.12385) does. A check takes four
-    passes or more on the last batch; training continues bit for bit as without it, except that functions with
-    a seed of their own restart from it. Layers whose gradient differs from pass to pass, because of a
-    generator that cannot be reset, are left out.
+    Call it after each `update()`. It warns once of each layer that loses more than a threshold, and says what
+    the layer would lose without scales of layers, as the implementation of Zhao et al. (arXiv 1910.12385)
+    does. A check takes four passes or more on the last batch; training continues bit for bit as without it,
+    except that functions with a seed of their own restart from it. Layers whose gradient differs from pass to
+    pass, because of a generator that cannot be reset, are left out.
 
     Args:
         updater: an `AdaptiveLossScalingUpdater` with `storage=`.
@@ -92,7 +92,7 @@ class SanityChecker:
         self._told: Set[str] = set()
 
     def __call__(self) -> None:
-        """Count an iteration, and check if it is time."""
+        """Count an iteration, and check in every `every`th."""
         self._calls += 1
         if self._calls % self._every == 0:
             self.check()
@@ -103,11 +103,11 @@ class SanityChecker:
         graph = Graph(scaling.variable)
         layers = layers_of(graph, GraphPlan(graph, names=scaling.plan.names))
         kernels = select_kernels(scaling.variable.parent.context)
-        unlearn = partial(scaling.load_state_dict, scaling.state_dict())
-        with preserved(graph, kernels) as again, restored(unlearn):
+        forget = partial(scaling.load_state_dict, scaling.state_dict())  # the statistics of these passes
+        with preserved(graph, kernels) as again, restored(forget):
 
             def forward(*_: Any) -> None:
-                again(data=True)  # forward writes to leaves: a carried state, running statistics
+                again(data=True)  # forward has written to leaves: a carried state, running statistics
                 scaling.loss.forward()
 
             passes = Passes(layers, forward)
@@ -122,7 +122,7 @@ class SanityChecker:
         for layer in layers:
             *shares, unsteady = (tally.of(layer) for tally in tallies)
             if unsteady.error > REPEATED:
-                continue  # a Python function uses a generator of its own
+                continue
             lost = self.last[layer.name] = LayerLoss(*(effect.underflow for effect in shares))
             if lost.with_alpha > self._threshold and layer.name not in self._told:
                 self._told.add(layer.name)

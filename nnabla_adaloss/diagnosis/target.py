@@ -48,7 +48,6 @@ class Subject:
     """
 
     def __init__(self, source: Any, feeder: Optional[Feeder], batches: int) -> None:
-        # None for a loss alone.
         updater: Any = None if isinstance(source, (nn.Variable, LossWrapper)) else source
         if updater is not None and not (hasattr(updater, "loss") and hasattr(updater, "data_feeder")):
             raise TypeError(
@@ -65,10 +64,10 @@ class Subject:
         self._source, self._updater, self._feeder = source, updater, feeder
         counters: Any = getattr(updater, "counters", None)
         self._counters = counters if hasattr(counters, "fed") else None
-        self.solver = getattr(updater, "solver", None)
-        alone = getattr(updater, "comm", None) is None
-        # Not if it waits for other processes.
-        self.on_gradients = getattr(updater, "on_gradients", None) if alone else None
+        self.solver: Any = getattr(updater, "solver", None)
+        # With a communicator it might wait for other processes, which do not call it.
+        is_alone = getattr(updater, "comm", None) is None
+        self.on_gradients = getattr(updater, "on_gradients", None) if is_alone else None
         self.weight_decay = float(getattr(updater, "weight_decay", 0.0) or 0.0)
         self.parameters: Mapping[str, nn.Variable] = {}  # the solver's parameters, by its names
         if self.solver:
@@ -76,8 +75,8 @@ class Subject:
         self.loss = self._current_loss()
         self.kernels = select_kernels(self.loss.parent.context)
         self._count = 1 if feeder is None else batches
-        self._batches: List[Dict[int, NDArray[Any]]] = []
-        self.flushed: Dict[int, float] = {}  # least magnitude that forward reads of an input, by key
+        self._batches: List[Dict[int, NDArray[Any]]] = []  # arrays of leaves, by position
+        self.flushed: Dict[int, float] = {}  # magnitude below which forward reads an input as 0, by key
         self.written: Set[str] = set()  # parameters that the feeder writes, such as a moving average's
         self.beyond: Optional[Cause] = None  # an index beyond the table of an embedding: nothing can be run
 
@@ -91,7 +90,8 @@ class Subject:
             if self._counters is not None:
                 kept.callback(setattr, self._counters, "fed", self._counters.fed)
             if self._updater is not None:
-                kept.callback(self._give_back, self._updater.loss)
+                kept.callback(self._restore_loss, self._updater.loss)
+            # The feeder's random numbers, and the graph before it.
             kept.enter_context(preserved(Graph(self.loss), self.kernels))
             self._record()
             self._draw_again = kept.enter_context(preserved(self.graph, self.kernels))
@@ -117,18 +117,14 @@ class Subject:
         refuse_half(variable)
         return variable
 
-    def _give_back(self, loss: Any) -> None:
+    def _restore_loss(self, loss: Any) -> None:
         if self._updater.loss is not loss:
             self._updater.loss = loss
 
-    def _learning_rate(self) -> float:
-        """Learning rate of the solver; 0 if there is none to ask for it."""
-        solver = self.solver
-        return 0.0 if solver is None or not has(solver, "learning_rate") else float(solver.learning_rate())
-
     def _record(self) -> None:
-        own: Dict[int, nn.Variable] = {}
-        rates: List[float] = []
+        """Feed the batches and keep their data; then describe the first one's graph and its inputs."""
+        fillable: Dict[int, nn.Variable] = {}  # inputs that no function writes, by position
+        rates: List[float] = []  # learning rates after each batch was fed
         beyond: Optional[Tuple[int, str]] = None
         for index in range(self._count):
             if self._feeder is not None:
@@ -141,41 +137,43 @@ class Subject:
                     break
                 if self._counters is not None:
                     self._counters.fed += 1
-                rates.append(self._learning_rate())
+                has_rate = has(self.solver, "learning_rate")  # not without a solver
+                rates.append(float(self.solver.learning_rate()) if has_rate else 0.0)
                 changed = (n for n, v in self.parameters.items() if not np.array_equal(v.d, before[n], True))
                 self.written.update(changed)
             loss = self._current_loss()
             graph = Graph(loss)
             names = graph.completed_names(names_of(self.parameters))
             leaves = graph.leaves.items()
-            # Leaves that a feeder may fill, by position.
+            # All leaves except parameters with a gradient, by position.
             inputs = {p: v for p, v in leaves if not v.need_grad or graph.keys[p] not in names}
             if not index:
                 self.loss, self._inputs, description = loss, inputs, graph.description(names)
                 written = {p for p, f in state_leaves(graph.described).items() if f is not None}
-                own = {p: inputs[p] for p in sorted(inputs.keys() - written - _carried(graph))}
-                never = [v for v in own.values() if not (v.data.zeroing or v.data.modification_count)]
+                fillable = {p: inputs[p] for p in sorted(inputs.keys() - written - _carried(graph))}
+                never = [v for v in fillable.values() if not (v.data.zeroing or v.data.modification_count)]
             elif hash(loss) != hash(self.loss) and graph.description(names) != description:
                 continue
             beyond = beyond or _beyond_its_table(graph)
             self._batches.append({p: np.array(v.data.get_data("r")) for p, v in inputs.items()})
         self.graph = Graph(self.loss)
-        # All parameters, also those without a gradient, which no solver has; by the solver's names first.
+        # Parameters have the solver's names, or nnabla's: no solver has those without a gradient.
         registered = {hash(v.data): name for name, v in nn.get_parameters(grad_only=False).items()}
-        known = (v for v in self.graph.leaves.values() if hash(v.data) in registered)
-        others = {hash(v): registered[hash(v.data)] for v in known}
+        leaves_by_data = ((hash(v.data), v) for v in self.graph.leaves.values())
+        others = {hash(v): registered[data] for data, v in leaves_by_data if data in registered}
         self.plan = GraphPlan(self.graph, names={**others, **names_of(self.parameters)})
         if beyond is not None:
             self.beyond = Cause("index_beyond", self.plan.labels[beyond[0]], beyond[1], remedies.INDICES)
-        # True if forward writes to a leaf that backward reads: NNabla's gradients are other ones then.
+        # True if forward overwrites a leaf that backward reads, so that nnabla's own gradients are wrong.
         self.carries_state = bool(_carried(self.graph))
-        first, *others_fed = self._batches
-        pairs = [(p, batch) for batch in others_fed for p in self._inputs]
+        first, *later = self._batches
+        pairs = [(p, batch) for batch in later for p in self._inputs]
         changing = {p for p, batch in pairs if not np.array_equal(first[p], batch[p], equal_nan=True)}
-        # Keys of the fed leaves; with one batch, of all that may be fed.
-        self.fed = {hash(self._inputs[p]) for p in (changing if others_fed else self._inputs)}
-        # A scalar may be 0 on purpose.
-        zero = {hash(v) for p, v in own.items() if v.size > 1 and not any(b[p].any() for b in self._batches)}
+        # Keys of inputs that differ between batches; of a single batch, of all inputs.
+        self.fed = {hash(self._inputs[p]) for p in (changing if later else self._inputs)}
+        # Inputs that are all 0 in all batches; a scalar may be 0 on purpose.
+        arrays = {p: v for p, v in fillable.items() if v.size > 1}
+        zero = {hash(v) for p, v in arrays.items() if not any(batch[p].any() for batch in self._batches)}
         self.never_filled = set(map(hash, never))
         # An unfilled or all-zero input, with its reader, if no layer reads other data.
         self.unfed = self._unfed(self.never_filled | zero)
@@ -203,8 +201,9 @@ class Subject:
     def _unfed(self, blank: Set[int]) -> Optional[Tuple[nn.Variable, Any]]:
         """First blank leaf that a layer depends on, with its reader; None if a layer reads other data."""
         leaves = [(v, f) for f in self.graph.functions for v in f.inputs if v.parent is None]
-        # Keys of variables that depend on filled data; by key, the blank leaf that others depend on.
+        # Keys of variables that depend on other data.
         filled = {hash(v) for v, _ in leaves} - self.plan.names.keys() - blank
+        # By key of a variable that depends on a blank leaf: the leaf, and its first reader.
         origins = {hash(v): (v, f) for v, f in reversed(leaves) if hash(v) in blank}
         found: Optional[Tuple[nn.Variable, Any]] = None
         for f in self.graph.functions:
@@ -214,14 +213,15 @@ class Subject:
                 if is_layer:
                     return None
                 filled.update(map(hash, f.outputs))
-            for origin in [origins[key] for key in inputs if key in origins][:1]:
+            origin = next((origins[key] for key in inputs if key in origins), None)
+            if origin is not None:
                 origins.update(dict.fromkeys(map(hash, f.outputs), origin))
                 found = found or (origin if is_layer else None)
         return found
 
 
 def _beyond_its_table(graph: Graph) -> Optional[Tuple[int, str]]:
-    """Number of the first embedding that is fed an index which its table does not have, and this in words."""
+    """Number of the first embedding that is fed an index beyond its table, and a description."""
     for number, f in enumerate(graph.functions):
         if f.info.type_name == "Embed" and f.inputs[0].parent is None:
             index, rows = np.asarray(f.inputs[0].data.get_data("r")), f.inputs[1].shape[0]
@@ -233,7 +233,7 @@ def _beyond_its_table(graph: Graph) -> Optional[Tuple[int, str]]:
 
 
 def _carried(graph: Graph) -> Set[int]:
-    """Positions of leaves that are unlinked copies of outputs."""
+    """Positions of leaves that share memory with outputs, such as the state of a recurrence, fed back."""
     computed = {hash(v.data) for f in graph.functions for v in f.outputs}
     return {p for p, v in graph.leaves.items() if hash(v.data) in computed}
 

@@ -13,13 +13,10 @@ from ..core.scale_history import HistoryPolicy
 from .causes import Cause, Note, listed
 from .passes import TOLERANCE, StorageEffect, Way
 
-# Factor by which an error may exceed that of the best way, in a format too narrow for the tolerance; and the
-# error from which no gradient is left.
-_WORSE = 1.25
-USELESS = 0.5
-COARSE = 0.3  # a larger error than fp8's usual ones is told
-_LOST = 0.5  # a larger lost share means no gradient, for any error
-_NOTHING = "nothing is lost"
+_WORSE = 1.25  # factor by which an error above the tolerance may exceed the best way's
+USELESS = 0.5  # error from which a gradient is useless
+COARSE = 0.3  # errors above this are unusual, even in formats of 8 bits
+_LOST = 0.5  # lost share from which an error above the tolerance is never accepted
 _UNITS = 0.1  # share of a layer's units that may lose their gradient although another way keeps it
 
 
@@ -28,14 +25,14 @@ class LayerNumbers(NamedTuple):
 
     Attributes:
         amax: largest magnitude in fp32 of its weights' gradients and its outputs'.
-        nonzero: elements of these that are not zero in fp32.
-        floor: the error with gradients in fp32, and activations and weights as stored.
+        nonzero: number of elements of its weights' gradients that are not zero in fp32.
+        floor: the error that stored activations and weights cause alone, with gradients in fp32.
         effects: of storage, by way.
         stored: the format of its output gradient.
         is_noise: True if its gradient is 0 except for rounding errors, in fp32 too.
         is_random: True if its gradient differs from pass to pass over the same batch.
-        waits_for: the parameter that is 0 and moves, without which this layer would get a gradient.
-        begins: by way, the function in whose backward most of the loss occurs, or begins; empty if unknown.
+        waits_for: parameter that blocks its gradient by being 0, until training moves it; empty for none.
+        begins: by way, the functions in whose backward the gradient is lost; empty if unknown.
         losing: by way, the parameters that lose, if others of the layer do not; empty otherwise.
     """
 
@@ -100,9 +97,10 @@ class Verdict(NamedTuple):
     """Verdict on a network.
 
     Attributes:
-        needs: the least that keeps every layer's gradient; None: no way of scaling does.
+        line: the verdict in a sentence or two, with the first cause.
+        needs: the least way of scaling that keeps every layer's gradient; None if none does.
         causes: faults that no loss scale can fix; those that stop all learning first.
-        scaling: the effect of scaling, without the causes.
+        scaling: the line without the cause.
         layers: in forward order.
         trains: the ways that train the whole network in each format.
     """
@@ -116,7 +114,7 @@ class Verdict(NamedTuple):
 
     @property
     def formats(self) -> Mapping[str, Optional[Way]]:
-        """The least that each format needs; None: no way of scaling trains in it."""
+        """The least way of scaling that trains in each format; None if none does."""
         return {name: next(iter(ways), None) for name, ways in self.trains.items()}
 
 
@@ -126,12 +124,11 @@ _IN_WORDS = {
     Way.ONE: "with one measured scale",
     Way.ADAPTIVE: "with AdaptiveLossScalingUpdater",
 }
-
-
-# Causes in data, and those with kept gradients but without learning; for others no loss scale helps.
+# Kinds of causes in data, so that nothing can be judged, and of those that waste sound gradients.
+_OF_DATA = "index_beyond unfed zero_input zero_loss"
 _UNTRAINED = "untrained empty_solver on_gradients learning_rate epsilon small_steps solver weight_decay"
 _HEADLINES = {
-    **dict.fromkeys(("index_beyond", "unfed", "zero_input", "zero_loss"), "Nothing can be said"),
+    **dict.fromkeys(_OF_DATA.split(), "Nothing can be said"),
     **dict.fromkeys(_UNTRAINED.split(), "Nothing is learned"),
 }
 
@@ -141,8 +138,9 @@ def verdict_of(network: NetworkNumbers) -> Verdict:
     causes = sorted(network.causes, key=lambda cause: not cause.fatal)
     fatal = [cause for cause in causes if cause.fatal]
     layers = [_layer(layer, network, causes) for layer in network.layers]
-    spoils = {name for cause in causes for name in cause.spoils}
-    spoilt = [layer.name for layer in layers if not layer.serves and layer.name in spoils]
+    spoiled = {name for cause in causes for name in cause.spoils}
+    hopeless = [layer.name for layer in layers if not layer.serves and layer.name in spoiled]
+    # Reason why no gradient can be judged.
     nothing = ""
     if network.layers and not any(layer.nonzero for layer in network.layers):
         nothing = f"no layer gets a gradient, and the loss is {network.loss:g}"
@@ -161,16 +159,17 @@ def verdict_of(network: NetworkNumbers) -> Verdict:
         scaling = f"{_HEADLINES.get(fatal[0].kind, 'No loss scale helps')}{works}."
     elif nothing:
         scaling = f"Nothing can be said: {nothing}."
-    elif spoilt:
-        scaling = f"No loss scale helps {listed(spoilt)}."
+    elif hopeless:
+        scaling = f"No loss scale helps {listed(hopeless)}."
     else:
         scaling = _network(network, layers, needs, other)
     if needs:
         worst = max(network.layers, key=lambda layer: layer.effects[needs].error)
-        error, coarse = worst.effects[needs].error, f"as {network.storage} is coarse"
-        # Of 8 bits, twice this error is usual.
+        error = worst.effects[needs].error
+        # Errors are twice as large in formats of 8 bits.
         if error > (COARSE if worst.stored.bits <= 8 else COARSE / 2.0):
-            scaling += f" Errors of gradients reach {error:.0%} in {worst.name}, {coarse}."
+            reach = f"Errors of gradients reach {error:.0%} in {worst.name}"
+            scaling += f" {reach}, as {network.storage} is coarse."
     line = " ".join([scaling, *["But"] * bool(needs and causes), *map(str, causes[:1])])
     return Verdict(line, needs, causes, scaling, layers, trains)
 
@@ -180,13 +179,14 @@ def serves(effects: Mapping[Way, StorageEffect], way: Way) -> bool:
     own = effects[way]
     if own.overflow or not math.isfinite(own.error):
         return False
-    best = min((k.error for k in effects.values() if not k.overflow), default=math.inf)
-    # Rare units may get next to nothing; not those that another way serves.
-    if own.lost_units > _UNITS + min(k.lost_units for k in effects.values()):
+    # Units that lose their gradient in every way, such as those of rare words, are accepted; others are not.
+    if own.lost_units > _UNITS + min(other.lost_units for other in effects.values()):
         return False
-    is_usual = own.error < USELESS and own.error <= _WORSE * best and own.underflow <= _LOST
-    # Of the most that scaling can do, twice the error is still that of another batch.
-    return own.error <= TOLERANCE * (2.0 if way is Way.ADAPTIVE else 1.0) or is_usual
+    # No scale keeps more than adaptive ones: twice the error, still that of another batch, is harmless.
+    if own.error <= TOLERANCE * (2.0 if way is Way.ADAPTIVE else 1.0):
+        return True
+    best = min((other.error for other in effects.values() if not other.overflow), default=math.inf)
+    return own.error < USELESS and own.error <= _WORSE * best and own.underflow <= _LOST
 
 
 def _layer(layer: LayerNumbers, network: NetworkNumbers, causes: Sequence[Cause]) -> LayerVerdict:
@@ -198,13 +198,14 @@ def _layer(layer: LayerNumbers, network: NetworkNumbers, causes: Sequence[Cause]
     elif layer.is_noise:
         line = "its gradient in fp32 is nothing but rounding errors"
     elif layer.is_random:
-        line = "not judged: its gradient is another one in each pass"
+        line = "not judged: its gradient differs from pass to pass"
+    elif layer.waits_for:
+        line = f"gets no gradient until {layer.waits_for}, which is 0 and gets one, has moved"
     elif not layer.nonzero:
         line = f"gets no gradient in {network.batches} batch{'es' * (network.batches > 1)}, not even in fp32"
-        beside = [other.name for other in network.layers if other.name.startswith(f"{layer.name}/")]
-        line += f", apart from {listed(beside)}" * bool(beside)
-        if layer.waits_for:
-            line = f"gets no gradient until {layer.waits_for}, which is 0 and gets one, has moved"
+        # The functions that compute its weight, such as `a/SpectralNorm` of `a`.
+        weights = [other.name for other in network.layers if other.name.startswith(f"{layer.name}/")]
+        line += f", apart from {listed(weights)}" * bool(weights)
     elif not keeps:
         kind = "activations and weights as stored change it" if layer.floor > USELESS else "no scale keeps it"
         line = f"{_lost(layer, Way.ADAPTIVE)} with any scale: {kind}"
@@ -221,7 +222,7 @@ def _layer(layer: LayerNumbers, network: NetworkNumbers, causes: Sequence[Cause]
 
 
 def _lost(layer: LayerNumbers, way: Way) -> str:
-    """Clause about a layer's loss: its share, kind and origin."""
+    """Clause about the gradient that a layer loses: how much of it, by what, and where."""
     effect, begins, which = layer.effects[way], layer.begins.get(way, ""), layer.losing.get(way, "")
     if effect.overflow or effect.underflow > _LOST:
         share, to = (effect.overflow, "overflow") if effect.overflow else (effect.underflow, "underflow")
@@ -232,9 +233,10 @@ def _lost(layer: LayerNumbers, way: Way) -> str:
     within = f" in {which}" * bool(which)
     if math.isinf(effect.error):
         return f"gets NaN{within}"
-    small = effect.error > _WORSE * max(layer.floor, min(own.error for own in layer.effects.values()))
-    where = f", from {begins} on" * bool(begins and small)
-    coarse = f"{layer.stored.name} is coarse{' for numbers so small' * small}{where}"
+    # Another scale would make the error smaller.
+    is_small = effect.error > _WORSE * max(layer.floor, min(own.error for own in layer.effects.values()))
+    where = f", from {begins} on" * bool(begins and is_small)
+    coarse = f"{layer.stored.name} is coarse{' for numbers so small' * is_small}{where}"
     return f"has an error of {_percent(effect.error)}%{within}, as {coarse}"
 
 
@@ -243,10 +245,13 @@ def _percent(share: float) -> str:
 
 
 def _network(network: NetworkNumbers, layers: List[LayerVerdict], needs: Optional[Way], other: str) -> str:
+    """Sentences about the ways of scaling; `other`: a format and way to use if `needs` is None."""
+
     def fails(way: Way) -> str:
+        """Clause about the layer that loses most in a way; empty if the way serves all."""
         found = [n for n, v in zip(network.layers, layers) if way not in v.serves]
         if not found:
-            return _NOTHING
+            return ""
         worst = max(found, key=lambda n: attrgetter("overflow", "underflow", "error")(n.effects[way]))
         others = f" (and {len(found) - 1} more layer{'s' * (len(found) > 2)})" if found[1:] else ""
         return f"{worst.name} {_lost(worst, way)}{others}"
@@ -264,11 +269,12 @@ def _network(network: NetworkNumbers, layers: List[LayerVerdict], needs: Optiona
     if needs is Way.CONSTANT:
         return f"A scale of 65536 works for all layers; without it, {fails(Way.NONE)}."
     if needs is Way.ONE:
-        scale = scale_text(network.scales[Way.ONE])
-        line = f"One measured scale works for all layers, {scale} now; without it, {fails(Way.NONE)}; with "
-        fixed = f"FixedLossScalingUpdater keeps it; with AdaptiveLossScalingUpdater, {fails(Way.ADAPTIVE)}"
-        end = "AdaptiveLossScalingUpdater measures it" if fails(Way.ADAPTIVE) == _NOTHING else fixed
-        return f"{line}65536, {fails(Way.CONSTANT)}. {end}."
+        line = f"One measured scale works for all layers, {scale_text(network.scales[Way.ONE])} now; "
+        line += f"without it, {fails(Way.NONE)}; with 65536, {fails(Way.CONSTANT)}. "
+        if not fails(Way.ADAPTIVE):
+            return f"{line}AdaptiveLossScalingUpdater measures it."
+        adaptive = f"with AdaptiveLossScalingUpdater, {fails(Way.ADAPTIVE)}"
+        return f"{line}FixedLossScalingUpdater keeps it; {adaptive}."
     line = f"{_apart(layers)}: AdaptiveLossScalingUpdater works at its defaults. "
     return f"{line}Without, {fails(Way.NONE)}; with one measured scale, {fails(Way.ONE)}."
 
@@ -276,8 +282,8 @@ def _network(network: NetworkNumbers, layers: List[LayerVerdict], needs: Optiona
 def _apart(layers: Sequence[LayerVerdict]) -> str:
     """Sentence about two layers that one scale cannot serve together."""
     known = [(layer.right_scale, layer) for layer in layers if layer.right_scale]
-    short = [one for one in known if Way.ONE not in one[1].serves] or known
-    high, a = max(short, key=lambda one: one[0])
+    unserved = [one for one in known if Way.ONE not in one[1].serves] or known
+    high, a = max(unserved, key=lambda one: one[0])
     low, b = min(known, key=lambda one: one[0])
     if a is b:
         return f"No single scale works for layer {a.name}"

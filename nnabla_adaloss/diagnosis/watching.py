@@ -17,22 +17,22 @@ from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype
 from ..kernels.interface import RoundingStatistics
 from .network import Network
 
-_FLAT = 2.0**-10  # a derivative below this share of the largest one counts as flat
+_FLAT = 2.0**-10  # an activation is flat where its derivative is at most this share of the largest one
 _FLAT_ERF = -np.log(_FLAT)  # square of a number from which the derivative of erf, exp(-x ** 2), is as flat
 REPEATED = 1e-4  # a larger difference between two passes over a batch is not due to the order of sums
-_MASKED = 5e3  # scores this far below the largest one of their row count as masked
-_NONE = 0.0, 0.0, 0.0  # error, lost share and lost magnitude of an array that storage has not changed
-_ABSORBED = 0.9  # share of sums from which most are equal to one of their numbers
-_ON_PIXEL = 2.0**-7  # distance from a pixel, in pixels, that rounding errors bridge
-# Number of inputs that are probabilities, which a sum may round above 1.
-PROBABILITIES, _ROUNDED = {"BinaryCrossEntropy": 1, "CategoricalCrossEntropy": 1, "KLMultinomial": 2}, 1e-3
-# Input of indices.
+_MASKED = 5e3  # distance below the largest score of a row, from which a score is masked
+_ABSORBED = 0.9  # share that "most" means
+_ON_PIXEL = 2.0**-7  # distance in pixels that is due to rounding errors
+# By function, how many of its inputs, from the first on, are probabilities.
+PROBABILITIES = {"BinaryCrossEntropy": 1, "CategoricalCrossEntropy": 1, "KLMultinomial": 2}
+_ROUNDED = 1e-3  # how far rounding may bring a probability above 1 or below 0
+# By function, which of its inputs has indices.
 INDICES = {"Embed": 0, "OneHot": 0, "SoftmaxCrossEntropy": 1, "CategoricalCrossEntropy": 1}
 INDICES |= {"Gather": 1, "ScatterAdd": 1}
 
 
 class Sight:
-    """Observations of functions and of arrays, by key, in one batch; as stored, compared with `in_fp32`."""
+    """Observations of one batch: arrays by key, and functions; as stored, compared with those `in_fp32`."""
 
     def __init__(
         self,
@@ -45,34 +45,35 @@ class Sight:
         # Numbers of NaNs and of positive infinities in each nonfinite array.
         self.nans: Dict[int, int] = {}
         self.infinities: Dict[int, int] = {}
-        self.undefined: Dict[Any, int] = {}  # inputs that a function is not defined for: negative, fractions
+        self.undefined: Dict[Any, int] = {}  # number of inputs that a function cannot take, such as log(-1)
         self.largest_index: Dict[Any, float] = {}  # largest index that a function reads
-        self.improbable: Dict[int, int] = {}  # probabilities that are below 0 or above 1
-        # As stored.
-        self.wrong_indices: Dict[Any, int] = {}  # indices that storage changes
-        self.absorbing: Set[Any] = set()  # sums of which most are equal to one of two nonzero numbers
+        self.jumping: List[Any] = []  # functions that sample places on pixels, where their derivative jumps
         self.breaks: Any = None  # first function in backward that makes a gradient nonfinite
-        self._last: Any = None
+        self._last: Any = None  # function whose backward runs
+        # In fp32 only.
+        self.improbable: Dict[int, int] = {}  # number of probabilities that are below 0 or above 1
         self.flat: Dict[Any, float] = {}  # share of outputs (of a softmax, rows) with next to no derivative
         self.variation: Dict[Any, float] = {}  # deviation of the rows that a product reads, by their size
-        self.jumping: List[Any] = []  # functions that sample places on pixels, where their derivative jumps
-        self.in_fp32 = in_fp32
-        self._deviations: Dict[int, Tuple[float, float, float]] = {}
         self._kept: Dict[int, NDArray[Any]] = {}
-        self._network, self._rounded = network, rounded
+        # As stored only.
+        self.wrong_indices: Dict[Any, int] = {}  # number of indices that storage changes
+        self.absorbing: Set[Any] = set()  # functions whose sums mostly equal one of two nonzero numbers
+        self._errors: Dict[int, float] = {}
+        self._lost: Dict[int, Tuple[float, float]] = {}
+        self.in_fp32, self._network, self._rounded = in_fp32, network, rounded
 
     def error(self, v: nn.Variable) -> float:
         """Error of a variable as stored, relative to fp32; infinite if it is not finite."""
-        return self._deviations.get(hash(v), _NONE)[0]
+        return self._errors.get(hash(v), 0.0)
 
     def jumps(self, equal: float, other: float) -> List[Any]:
-        """Functions with results that differ by more than a share of them for inputs that are equal."""
+        """Functions whose errors exceed `other`, although those of their inputs are at most `equal`."""
         changed = [f for f in self._network.graph.functions if any(self.error(v) > other for v in f.outputs)]
         return [f for f in changed if all(self.error(v) <= equal for v in f.inputs)]
 
     def lost(self, v: nn.Variable) -> Tuple[float, float]:
         """Share of the nonzero elements in fp32 that storage makes 0, and their median magnitude."""
-        return self._deviations.get(hash(v), _NONE)[1:]
+        return self._lost.get(hash(v), (0.0, 0.0))
 
     def not_finite(self, v: nn.Variable) -> str:
         """Numbers of NaNs and infinities in a variable, in words."""
@@ -81,13 +82,13 @@ class Sight:
         return " and ".join(f"{n} {one if n == 1 else many}" for n, one, many in counted if n)
 
     def after_forward(self, f: Any) -> None:
-        """Post hook of forward."""
+        """Post hook of forward: note a function's outputs, the leaves that it reads, and their faults."""
         type_name, args = f.info.type_name, f.info.args
         written = written_inputs(type_name, args)
         read = [v for index, v in enumerate(f.inputs) if v.parent is None and index not in written]
         for v in (*(v for v in read if hash(v) not in self.data), *f.outputs):
             self._note(v)
-        # Arrays in fp32 are rounded for their readers.
+        # Outputs that stay in fp32 are rounded when they are read: only then are their statistics known.
         read_keys = [hash(v) for v in f.inputs if hash(v) in self._rounded]
         self.data.update((key, self._rounded[key].statistics) for key in read_keys)
         if type_name in ("Log", "PowScalar", "Pow2"):
@@ -95,7 +96,7 @@ class Sight:
         if type_name in INDICES:
             index = f.inputs[INDICES[type_name]]
             self.undefined[f] = int(np.count_nonzero(index.data.data % 1.0))
-            # Losses leave out labels below 0.
+            # A loss may read labels below 0: it leaves their samples out.
             numbers = index.data.data if type_name.endswith("Entropy") else np.abs(index.data.data)
             self.largest_index[f] = float(np.max(numbers, initial=0.0))
             exact = None if self.in_fp32 is None else self.in_fp32._kept.get(hash(index))
@@ -120,17 +121,18 @@ class Sight:
             self.absorbing.add(f)
 
     def before_backward(self, f: Any) -> None:
-        """Pre hook of backward: the gradients that arrive at a function are complete."""
+        """Pre hook of backward: note the gradients of a function's outputs, which are complete now."""
         self._note_gradients(f.outputs)
         self._last = f
 
     def end(self) -> None:
-        """Finish after backward."""
+        """Note the gradients of leaves after backward; arrays in fp32 are no longer needed."""
         self._note_gradients(self._network.leaves.values())
         if self.in_fp32 is not None:
             self.in_fp32._kept.clear()
 
     def _note(self, v: nn.Variable) -> None:
+        """Note the numbers of a variable, and how storage has changed them."""
         key, statistics = hash(v), self.statistics(v.data)
         if statistics is None:
             return
@@ -141,13 +143,14 @@ class Sight:
         if self.in_fp32 is None:
             self._kept[key] = np.array(v.data.data, np.float32)
         elif key in self.in_fp32._kept:
-            self._deviations[key] = _deviation(np.asarray(v.data.data), self.in_fp32._kept[key])
+            stored, exact = np.asarray(v.data.data), self.in_fp32._kept[key]
+            self._errors[key], self._lost[key] = _deviation(stored, exact)
 
     def _note_gradients(self, variables: Iterable[nn.Variable]) -> None:
         """Note gradients, and the last function if it is the first to make one nonfinite."""
         if self._last is not None and self.breaks is None:
-            made = [self.statistics(v.grad) for v in self._last.inputs if v.need_grad]
-            if not all(one is None or one.finite for one in made):
+            computed = [self.statistics(v.grad) for v in self._last.inputs if v.need_grad]
+            if not all(one is None or one.finite for one in computed):
                 self.breaks = self._last
         known = {hash(v): self.statistics(v.grad) for v in variables}
         self.gradients.update({key: found for key, found in known.items() if found is not None})
@@ -178,7 +181,7 @@ def _absorbs(f: Any) -> bool:
 
 
 def _is_on_pixels(f: Any) -> bool:
-    """True if most sampled places are pixels, as those of an identity are."""
+    """True if most sampled places are pixels, as those of the identity are."""
     x, grid, args = f.inputs[0], f.inputs[1].data.data, f.info.args
     sizes = np.array(x.shape[1:-1] if args["channel_last"] else x.shape[2:])[::-1]
     shift = 1.0 - args["align_corners"]
@@ -186,33 +189,34 @@ def _is_on_pixels(f: Any) -> bool:
     return bool(np.mean(np.abs(places - np.round(places)) < _ON_PIXEL) > _ABSORBED)
 
 
-def _deviation(stored: NDArray[Any], exact: NDArray[Any]) -> Tuple[float, float, float]:
-    """Relative error, share of lost elements, and their median magnitude."""
-    known = np.isfinite(exact)
-    wide, narrow = exact[known].astype(np.float64), stored.reshape(exact.shape)[known].astype(np.float64)
+def _deviation(stored: NDArray[Any], exact: NDArray[Any]) -> Tuple[float, Tuple[float, float]]:
+    """Relative error; share of the nonzero elements that become 0, and their median magnitude."""
+    finite = np.isfinite(exact)
+    wide, narrow = exact[finite].astype(np.float64), stored.reshape(exact.shape)[finite].astype(np.float64)
     nonzero = wide != 0.0
     gone = np.abs(wide[nonzero & (narrow == 0.0)])
     lost = gone.size / max(int(np.count_nonzero(nonzero)), 1), float(np.median(gone)) if gone.size else 0.0
     if not np.isfinite(narrow).all():
-        return (np.inf, *lost)
+        return np.inf, lost
     size, difference = np.linalg.norm(wide), np.linalg.norm(narrow - wide)
-    return (float(difference / size) if size else float(difference and np.inf), *lost)
+    return float(difference / size) if size else float(difference and np.inf), lost
 
 
 def _flat_rows(f: Any) -> NDArray[Any]:
     """Mask of the rows of a softmax that are 1 in one place, among rows with several unmasked places."""
     axis, x = f.info.args["axis"], f.inputs[0].data.data
     with np.errstate(invalid="ignore"):
-        is_open = np.count_nonzero(x > np.max(x, axis=axis, keepdims=True) - _MASKED, axis=axis) > 1
-    flat: NDArray[Any] = np.max(f.outputs[0].data.data, axis=axis)[is_open] >= 1.0 - _FLAT / 2.0
+        has_choice = np.count_nonzero(x > np.max(x, axis=axis, keepdims=True) - _MASKED, axis=axis) > 1
+    flat: NDArray[Any] = np.max(f.outputs[0].data.data, axis=axis)[has_choice] >= 1.0 - _FLAT / 2.0
     return flat
 
 
+# By activation: mask of the outputs, or rows, with next to no derivative.
 _FLATNESS: Dict[str, Callable[[Any], NDArray[Any]]] = {
     "Tanh": lambda f: 1.0 - f.outputs[0].data.data ** 2 <= _FLAT,
     "Sigmoid": lambda f: 4.0 * f.outputs[0].data.data * (1.0 - f.outputs[0].data.data) <= _FLAT,
     "Softmax": _flat_rows,
-    # Far below the start of a small number, such as a step of time of 1e-3.
+    # A step of time of 1e-3 is a softplus of -7, which is no fault.
     "SoftPlus": lambda f: f.inputs[0].data.data < -16.0,
     "Erf": lambda f: f.inputs[0].data.data ** 2 >= _FLAT_ERF,
     **dict.fromkeys(
