@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import AbstractSet, Dict, Iterator, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
@@ -166,13 +167,17 @@ class FinishedPass(NamedTuple):
         nonfinite_leaves = {one.leaf for one, amax in contributions if amax == math.inf}
         leaf_components, finite = self._components_of_leaves(nonfinite_leaves)
         first = first_overflow(plan, schedule.components, nonfinite, leaf_components)
-        functions = []
-        for node in plan.nodes:
-            # All uses of a weight share its master: output gradients, if known, tell which layer overflowed.
-            leaves = () if nonfinite and node.layer_inputs else node.leaves
-            leaf_is_nonfinite = not nonfinite_leaves.isdisjoint(map(plan.leaf, leaves))
-            if leaf_is_nonfinite or not nonfinite.isdisjoint(node.outputs):
-                functions.append(node.label)
+        leaves_of = [{*map(plan.leaf, node.leaves)} for node in plan.nodes]
+        if nonfinite:
+            # The master of a leaf that several functions read does not tell which of them overflowed; output
+            # gradients do.
+            uses = Counter(leaf for leaves in leaves_of for leaf in leaves)
+            nonfinite_leaves = {leaf for leaf in nonfinite_leaves if uses[leaf] == 1}
+        functions = [
+            node.label
+            for node, leaves in zip(plan.nodes, leaves_of)
+            if not nonfinite.isdisjoint(node.outputs) or not nonfinite_leaves.isdisjoint(leaves)
+        ]
         # Without measuring all, an overflow shows first where a weight has a gradient: it may have begun
         # before that, in functions without one. An emulation has seen every gradient.
         if first is None or storage.rounds or measured_all:

@@ -98,6 +98,25 @@ def test_an_overflow_is_told_by_the_function_where_it_began() -> None:
     assert scaling.result.component is None
 
 
+def test_layers_of_an_overflow_are_all_told_whatever_the_slice_has_measured() -> None:
+    """A weight of one layer tells of it, also while other output gradients are known to be infinite."""
+    h = constant(np.ones((64, 8)))
+    for index in range(5):
+        h = F.relu(PF.affine(h, 128, name=f"layer{index}"))
+    parameters = nn.get_parameters()
+    scaling = AdaptiveLossScaling(F.mean(h**2.0), AdaLossConfig(measure_every=4))
+    settle(scaling, 0, None)
+    for name, factor in ("layer4/affine/W", 1e38), ("layer3/affine/W", 1e-20):
+        parameters[name].d = factor * parameters[name].d
+    measured = set()
+    for iteration in range(1, 9):
+        run(scaling, None, iteration=iteration)
+        layers = [name for name in scaling.found_inf if not name.endswith("ReLU")]
+        assert layers == [f"layer{index}/affine" for index in (3, 2, 1, 0)]
+        measured.add(tuple(scaling.found_inf))
+    assert len(measured) > 1  # slices differ
+
+
 @pytest.mark.parametrize("scale", [None, 8.0])
 @pytest.mark.parametrize("method", ["amax_history", "approx_range", "fixed"])
 def test_the_batch_once_more_may_tell_more_unless_all_was_measured_or_nothing_ever_is(
