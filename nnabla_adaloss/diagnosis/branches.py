@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Collection, Dict, Iterable, Iterator, List, Sequence, Tuple
+from typing import AbstractSet, Any, Dict, Iterable, Iterator, List, Sequence, Tuple
 
 import nnabla as nn
 import numpy as np
@@ -17,33 +17,30 @@ from .operands import Batches
 from .passes import Gradients, Layer
 from .target import input_name
 
-_SHRINKS = 1e3  # factor by which a function makes a gradient smaller by far
-_UNKNOWN = "", remedies.NOT_CHOSEN  # clause and remedy without a reason
+_SHRINKS = 1e3  # a function that makes a gradient smaller by this factor is named
+_UNKNOWN = "", remedies.NOT_CHOSEN  # clause and remedy where the reason is unknown
 
 
 class Branches(Batches):
     """Search for layers without a gradient, and for the functions that leave them out, over all batches."""
 
     def waits_for(self, layer: Layer) -> str:
-        """First parameter that is 0, moves, and multiplies a layer's way to the loss; empty for none."""
-        network, onward = self._network, set(layer.outputs or layer.weights)
+        """Parameter, if any, that is 0 and keeps a layer from learning until it has moved, as in LoRA."""
+        network, open_ways = self._network, set(layer.outputs or layer.weights)
         names: List[str] = []
         for f in network.graph.functions:
-            if onward.isdisjoint(map(hash, f.inputs)):
-                continue
-            zeros = [v for v in self.zero_factors(f) if hash(v) not in onward]
-            origins = map(self.zero_origin, filter(self._moves, zeros))
-            found = network.parameters(filter(self._moves, origins))
-            names += found
-            if not found:
-                onward.update(map(hash, f.outputs))
-        return names[0] if names and onward.isdisjoint(map(hash, network.roots)) else ""
+            if not open_ways.isdisjoint(map(hash, f.inputs)):
+                factors = [v for v in self.zero_factors(f) if hash(v) not in open_ways and self._moves(v)]
+                found = network.parameters(filter(self._moves, map(self.zero_origin, factors)))
+                names += found
+                open_ways.update(map(hash, () if found else f.outputs))
+        return names[0] if names and open_ways.isdisjoint(map(hash, network.roots)) else ""
 
     def _moves(self, v: nn.Variable) -> bool:
         return self.gradient([hash(v)]) > 0.0
 
     def blank_inputs(self) -> Iterator[Note]:
-        """Note layers that learn nothing from an input, as it is all 0, or has no numbers below 0."""
+        """Note layers that learn nothing from inputs of zeros, and PReLUs from those without negatives."""
         network = self._network
         for f, node in network.nodes.items():
             weights = [key for key in node.leaves if network.leaves[key].ndim > 1]
@@ -59,7 +56,7 @@ class Branches(Batches):
                     yield Note(f"{node.label} learns nothing from {input_name(v)}, which {how}.")
 
     def blocked(self, layers: Iterable[Layer]) -> Iterator[Note]:
-        """Note layers that a function hands no gradient on to, such as a minimum of its other input."""
+        """Note layers that get no gradient through some function, such as a minimum of other numbers."""
         network, sights = self._network, self._sights
         names: List[str] = []
         ends: List[Any] = []
@@ -70,18 +67,18 @@ class Branches(Batches):
             f = None if is_cut_off or has_gradient else next(filter(self.arriving, onward), None)
             if f is not None:
                 names.append(layer.name)
-                # Of a concatenation, its readers leave out a part.
-                joins = remedies.is_a(f, "Concatenate", "Stack")
-                ends += network.readers[hash(f.outputs[0])] if joins else [f]
+                # A concatenation hands on all; the functions that read it slice a part off.
+                is_joint = remedies.is_a(f, "Concatenate", "Stack")
+                ends += network.readers[hash(f.outputs[0])] if is_joint else [f]
         if names:
             batches = f"{len(sights)} batch{'es' * (len(sights) > 1)}"
-            # Several end it each for a reason of its own.
+            # Several functions may each have a reason of their own.
             clause, remedy = self._why_blocked(ends[0]) if len({*ends}) == 1 else _UNKNOWN
             end = f" in {batches}: none passes {network.listed(ends)}{clause}. "
             yield Note("No gradient gets to ", names, f"{end}Unless other batches reach them, {remedy}.")
 
     def _why_blocked(self, f: Any) -> Tuple[str, str]:
-        """Clause about the reason why a function hands no gradient on, and a remedy."""
+        """Clause that tells why a function hands on no gradient, and a remedy."""
         network, zeros = self._network, self.zero_factors(f)
         if zeros:
             remedy = remedies.ZEROS if network.is_input(zeros[0]) else remedies.WHY_ZERO
@@ -104,7 +101,7 @@ class Branches(Batches):
                 yield Cause("clipped", node.label, what, remedies.CLIP_LESS, False)
 
     def shrinking(self, name: str) -> Tuple[str, str]:
-        """Clause about the function that makes the gradient of a layer smaller by far, and a remedy."""
+        """Clause about the function or operands that make a layer's gradient far smaller, and a remedy."""
         network, most, found = self._network, _SHRINKS, ("", "")
         layer = network.graph.functions[network.positions[name]]
         onward = set(map(hash, layer.outputs))
@@ -117,7 +114,7 @@ class Branches(Batches):
                 if remedies.is_a(f, "MulScalar", "Mul2", "Div2") and f.outputs[0].size > 1:
                     remedy = remedies.LARGER_FACTOR
                 clause = ""
-                # Others make a gradient small whatever they read.
+                # What these read makes their derivatives small.
                 if remedies.is_a(f, "Exp", "Sigmoid", "SoftPlus", "Tanh"):
                     growth = self._first.grown(f)
                     clause, remedy = growth.clause, growth.remedy or remedies.SATURATED
@@ -134,11 +131,11 @@ class Branches(Batches):
 
 
 class Units:
-    """Units of products with parameters that a gradient reaches, over the batches so far."""
+    """Units of layers that get a gradient in some of the batches so far."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
-        # Not backward products of a gradient penalty, whose units are inputs.
+        # The output axis of a gradient penalty's backward products is that of a layer's inputs.
         self._products = [f for f in network.weighted if not f.info.type_name.endswith("Grad")]
         self._reached: Dict[int, NDArray[np.bool_]] = {}  # by weight, as several products may share one
 
@@ -151,22 +148,22 @@ class Units:
                 by_unit = np.moveaxis(gradient, axis, -1).reshape(-1, gradient.shape[axis])
                 self._reached[key] = np.any(by_unit, axis=0) | self._reached.get(key, False)
 
-    def notes(self, told: Collection[str]) -> Iterator[Note]:
-        """Note layers with such units, except for functions that are told already."""
-        first = {hash(f.inputs[1]): f for f in reversed(self._products)}
-        for f in self._network.in_order(first.values()):
+    def notes(self, told: AbstractSet[str]) -> Iterator[Note]:
+        """Note layers of which some units get no gradient, if no function near them is `told` as a cause."""
+        network, first = self._network, {hash(f.inputs[1]): f for f in reversed(self._products)}
+        for f in network.in_order(first.values()):
             dead = ~self._reached.get(hash(f.inputs[1]), np.ones(1, bool))
-            readers = self._network.readers.get(hash(f.outputs[0]), [])
-            names = {self._network.name(g) for g in (f, *readers)}
-            if dead.any() and not dead.all() and names.isdisjoint(told):
+            readers = network.readers.get(hash(f.outputs[0]), [])
+            if dead.any() and not dead.all() and told.isdisjoint(map(network.name, (f, *readers))):
                 why, remedy = self._reason(f, readers, dead)
-                behind = self._network.behind(map(hash, f.outputs))
+                # Pruned units have weights of 0 and a mask that leaves them out.
+                behind = network.behind(map(hash, f.outputs))
                 if remedy == remedies.INITIALISE and any(self._masks(g, dead) for g in behind):
                     continue
-                # Without a reason, only many are reported.
+                # Some dead units are no fault; many are one, even if nothing explains them.
                 if remedy != remedies.NO_UNIT or np.mean(dead) >= 0.6:
                     end = f" learns nothing in {np.count_nonzero(dead)} of {dead.size} units, {why}. "
-                    yield Note("", [self._network.name(f)], f"{end}{remedy[0].upper()}{remedy[1:]}.")
+                    yield Note("", [network.name(f)], f"{end}{remedy[0].upper()}{remedy[1:]}.")
 
     def _masks(self, f: Any, dead: NDArray[np.bool_]) -> bool:
         """True for a product with constants, or data, that are 0 for these units."""
@@ -175,11 +172,12 @@ class Units:
         return any(not x[..., dead].any() for x in known)
 
     def _reason(self, f: Any, readers: Sequence[Any], dead: NDArray[np.bool_]) -> Tuple[str, str]:
-        """Clause about the reason, and a remedy."""
+        """Clause that tells why some units of a function get no gradient, and a remedy."""
         network = self._network
         if all(g.info.type_name == "Slice" for g in readers):
             return "which no function reads", remedies.CHECK_SLICES
         for g in (f, *readers):
+            # A bias, or a normalization's beta, keeps these units below 0.
             for v in (v for v in g.inputs[1:] if hash(v) in network.names and v.size == dead.size):
                 if v.d.flatten()[dead].max() < v.d.flatten()[~dead].min():
                     return f"as {network.called(v)} reaches {v.d.min():.3g} there", remedies.SMALLER_BIAS

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import AbstractSet, Any, Dict, Iterator, List, Sequence, Set, Tuple
 
 import nnabla as nn
@@ -13,18 +14,18 @@ from . import remedies
 from .causes import Cause, Note, listed
 from .finite import SOFTMAX_OR_LOSS, Finiteness
 from .network import DIFFERENCES, NORMALIZATIONS, Network, read_by
-from .operands import Batches
+from .operands import Batches, Growth
 from .watching import INDICES, Sight
 
-_MOST = 0.5  # share of outputs in the flat part, in every batch, from which an activation is saturated
+_MOST = 0.5  # an activation is saturated if more than this share of its outputs has next to no derivative
 
 _RECTIFIERS = {"CReLU", "GELU", "Mish", "ReLU", "ReLU6", "SoftPlus", "Swish"}
 _BOUNDS = {"Maximum2", "MaximumScalar", "Minimum2", "MinimumScalar"}
 _BOUNDS |= {"FixedPointQuantize", "HardSigmoid", "HardTanh", "ReLU6"}
 _SATURATES = {*_BOUNDS, "Exp", "Sigmoid", "Softmax", "SoftPlus", "Tanh"}
-# Functions that end no gradient by themselves.
+# Linear functions hand on a gradient, whatever they read.
 _HANDS_ON = {"Add2", "AddScalar", "Broadcast", "Mean", "MulScalar", "Reshape", "Sub2", "Sum", "Transpose"}
-# Functions that cut, hand on or weigh parts of a choice.
+# Functions between the choice of an expert and the factor of its output.
 _PARTS = {"Broadcast", "Div2", "Mul2", "Reshape", "Slice", "Split", "Transpose"}
 _METRICS = {"BinaryError", "TopNError"}  # functions that count errors
 
@@ -38,29 +39,29 @@ class Ends(Batches):
         self._starved = {key for key in network.leaves if not self.gradient([key])}
 
     def functions(self) -> Dict[Any, Cause]:
-        """Causes of functions at which the gradient ends, or with outputs of 0 for nonzero inputs."""
-        ended, found, network = set(), {}, self._network
+        """Causes by function: where the gradient ends, or of the zeros that end it further on."""
+        network, found = self._network, {}
+        ended: Set[Any] = set()
         has_loss = any(map(self.largest, network.roots))
         for f, node in reversed(network.nodes.items()):
             arriving = [s for s in self._sights if Batches(network, [s]).arriving(f)]
-            # A difference of other numbers that is always 0.
             compared = f.inputs if has_loss and node.type_name in DIFFERENCES else ()
             is_equal = any(map(self.largest, compared)) and not any(map(self.largest, f.outputs))
-            # A stop on purpose, or a difference of networks that are equal at the start only.
-            is_stop = node.type_name in ("Unlink", "Sink") or (is_equal and network.is_copy(f))
-            if is_stop or not arriving:
+            # A student is equal to its teacher only at the start, if it begins as a copy.
+            is_on_purpose = node.type_name in ("Unlink", "Sink") or (is_equal and network.is_copy(f))
+            if is_on_purpose or not arriving:
                 continue
-            # One number becomes 0, and two become 1 and -1.
+            # A normalization makes 0 of a single number, and 1 and -1 of any two.
             if network.normalized_together(f) <= 2.0 or node.args.get("only_index"):
-                alone = self._leaves_before(f.inputs[0].parent) - self._without({f})
-                if alone:
-                    found[f] = self._told(f)._replace(spoils=self._labels(alone))
+                cut_off = self._leaves_before(f.inputs[0].parent) - self._without({f})
+                if cut_off:
+                    found[f] = self._told(f)._replace(spoils=self._labels(cut_off))
                     ended.add(f)
-            # A layer that starts from 0 and learns is no end, either.
+            # The last layer of a residual branch may start from 0: its weights get a gradient and move.
             weights = [key for key in node.leaves if network.leaves[key].ndim > 1]
             handed_on = [*(node.inputs or node.leaves), *weights]
             is_end = handed_on and not Batches(network, arriving).gradient(handed_on)
-            # Harmless if other paths bring a gradient to all its leaves.
+            # An end is harmless if other paths bring a gradient to all leaves before it.
             if not (is_equal or is_end) or self._leaves_before(f).isdisjoint(self._starved):
                 continue
             if is_equal:
@@ -68,7 +69,7 @@ class Ends(Batches):
                 found[f] = Cause("equal_operands", node.label, what, remedies.DIFFERENT)
                 ended.add(f)
                 continue
-            # A loss weight that a feeder may raise later.
+            # A feeder may raise a scalar later, such as a loss weight, and choose another expert.
             zeros = [self.zero_origin(v) for v in f.inputs if not self.largest(v)]
             if any(v.size == 1 and network.is_input(v) for v in zeros) or any(map(self._not_chosen, zeros)):
                 continue
@@ -77,34 +78,36 @@ class Ends(Batches):
             if kind in ("zero_factor", "constant_softmax") or not self._nothing_to_learn(f):
                 found.update(at_fault)
                 ended.add(f)
-        # What compares equal numbers explains ends before it.
+        # Where other ends explain the same parameters, one is left: a gate beside a state that starts from 0.
+        # A comparison of equal numbers is the last to go, as it ends all gradients before it.
         kinds = {f: cause.kind for f, cause in found.items() if f in ended}
         for f in sorted(kinds, key=lambda f: (kinds[f] == "equal_operands", -network.number(f))):
-            # Another end explains the same parameters, such as a gate beside a state that starts from 0.
             starved = self._leaves_before(f) & self._starved
             others = ended - {f}
             if starved and others and self._without(others).isdisjoint(starved):
                 ended = others
                 del found[f]
-        # A state that starts from 0 is no fault if what is before it ends elsewhere, too.
+        # An LSTM's cell starts from a constant 0: saturated gates are the fault, if they are ends, too.
         for f in [f for f in ended & found.keys() if found[f].kind == "zero_factor"]:
             elsewhere = map(self._leaves_before, ended - {f})
-            starts = [v for v in self._zeros(f)[:1] if not v.parent.inputs]
-            if starts and self._leaves_before(f) & self._starved <= set().union(*elsewhere):
+            is_start = any(not v.parent.inputs for v in self._zeros(f)[:1])
+            if is_start and self._leaves_before(f) & self._starved <= set().union(*elsewhere):
                 ended = ended - {f}
                 del found[f]
-        # What always cancels is not also equal by chance.
-        twice = {("equal_operands", cause.function) for cause in found.values() if cause.kind == "cancels"}
+        # A difference in which a prediction cancels is 0 for any numbers: "cancels" says more than "equal".
+        cancelling = {("equal_operands", one.function) for one in found.values() if one.kind == "cancels"}
+        causes = {f: found[f] for f in network.in_order(found)}
         fatal = not self._learns(ended)
-        causes = ((f, found[f]) for f in network.in_order(found))
-        told = ((f, cause) for f, cause in causes if (cause.kind, cause.function) not in twice)
-        return {f: cause if fatal else cause._replace(fatal=False) for f, cause in told}
+        return {
+            f: one._replace(fatal=one.fatal and fatal)
+            for f, one in causes.items()
+            if (one.kind, one.function) not in cancelling
+        }
 
     def dead(self) -> List[Cause]:
-        """Rectifiers that output only zeros, in a network that is not finite elsewhere."""
-        network = self._network
-        own = (f for f, node in network.nodes.items() if not node.loss_section)
-        dead = (f for f in network.in_order(own) if self._is_dead(f) and any(map(self.largest, f.inputs)))
+        """Causes of rectifiers that output only zeros, in a network that is not finite elsewhere."""
+        layers = [f for f, node in self._network.nodes.items() if not node.loss_section and self._is_dead(f)]
+        dead = [f for f in self._network.in_order(layers) if any(map(self.largest, f.inputs))]
         return [self._told(f)._replace(fatal=False) for f in dead]
 
     def zero_loss(self) -> List[Cause]:
@@ -112,16 +115,17 @@ class Ends(Batches):
         if any(map(self.largest, self._network.roots)):
             return []
         f = self._first_zeros(self._network.last)
-        why, remedy = self._why_zeros(f)
         if f.info.type_name in _RECTIFIERS | _BOUNDS:
             why, remedy = f", as it reads {self._around(f)}", remedies.MARGIN
-        elif not why:
-            why, remedy = self._first.grown(f).clause, remedies.SATURATED
+        else:
+            why, remedy = self._why_zeros(f)
+            if not why:  # such as the cross entropy of scores so large that the right class has probability 1
+                why, remedy = self._first.grown(f).clause, remedies.SATURATED
         what = f"it computes only zeros, so that the loss is 0 and no layer gets a gradient{why}"
         return [Cause("zero_loss", self._network.name(f), what, remedy)]
 
     def _why_zeros(self, f: Any) -> Tuple[str, str]:
-        """Clause about the reason why a function computes only zeros, empty for none, and a remedy."""
+        """Clause that tells why a function computes only zeros, empty if unknown, and a remedy."""
         kind = f.info.type_name
         if kind in DIFFERENCES:
             return f", as it compares equal numbers{self._sources(f)}", remedies.DIFFERENT
@@ -133,15 +137,15 @@ class Ends(Batches):
         return "", remedies.WHY_ZERO
 
     def _sources(self, f: Any) -> str:
-        """Clause about the leaves that the equal operands of a function are computed of."""
+        """Clause that names the leaves which the two operands of a function are computed of."""
         first, second = map(self._network.sources, f.inputs)
         return f", both computed of {first}" if first == second else f", computed of {first}, and of {second}"
 
     def _around(self, f: Any) -> str:
-        """Mean of the numbers that a function reads, and its constant."""
+        """Describe the numbers that a function reads by their mean, and its constant."""
         read, args = self._sights[0].data.get(hash(f.inputs[0])), f.info.args
         constant = f", with the constant {args['val']:g}" if "val" in args else ""
-        # Not of an array that nnabla has freed, or that is empty.
+        # An array that nnabla has freed, or an empty one, has no mean.
         mean = f" around {read.sum / read.count:.3g}" if read and read.count else ""
         return f"numbers{mean}{constant}"
 
@@ -150,11 +154,11 @@ class Ends(Batches):
         return [v for v in f.inputs if v.parent is not None and not self.largest(v)]
 
     def _first_zeros(self, last: List[Any]) -> Any:
-        """First function that computes the zeros which some functions read; or the first of these."""
+        """First function that makes the zeros which some functions read; or the first of these functions."""
         return self._network.in_order(self._network.walk(last, self._zeros))[0]
 
     def _at_fault(self, f: Any) -> Dict[Any, Cause]:
-        """Functions that turn other numbers into zeros, so that the gradient ends at `f`; or `f`."""
+        """Functions whose zeros make the gradient end at `f`, with the causes of these zeros; or `f`."""
         network = self._network
         dead = filter(self._is_dead, network.walk([f]))
         origins = {g for g in (*network.walk([f], self._zeros), *dead) if not self._zeros(g)}
@@ -162,13 +166,15 @@ class Ends(Batches):
         known = {g: cause for g, cause in found.items() if cause.kind != "no_gradient"}
         if len(known) > 1 and f in known and self._zeros(f):
             own = known.pop(f)
+            # Two weights of zeros, one after the other, give each other no gradient: both are named.
             if own.kind == "zero_weights":
                 g, cause = known.popitem()
                 both = cause.parameters + own.parameters
-                what = f"{cause.what}, and its outputs meet only zeros again in {listed(own.parameters)}"
+                what = f"{cause.what}, and what it computes is multiplied by zeros again, in "
                 weights = [v for key, v in network.leaves.items() if v.ndim > 1 and key in network.names]
-                others = {network.names[hash(v)] for v in weights if not self.largest(v)}
-                remedy = remedies.INITIALISE if others - {*both} else remedies.ONE_FACTOR
+                is_pair = {network.names[hash(v)] for v in weights if not self.largest(v)} <= {*both}
+                remedy = remedies.ONE_FACTOR if is_pair else remedies.INITIALISE
+                what += listed(own.parameters)
                 known[g] = cause._replace(what=what, remedy=remedy, parameters=both)
         return known or {f: found[f]}
 
@@ -176,11 +182,12 @@ class Ends(Batches):
         return f.info.type_name in _RECTIFIERS and not any(map(self.largest, f.outputs))
 
     def _learns(self, ended: AbstractSet[Any]) -> bool:
-        """True if a gradient bypasses these functions and reaches parameters that are applied to data."""
-        data: Set[int] = set()
+        """True if parameters still learn from data; only a bias may get a gradient behind a dead ReLU."""
+        data: Set[int] = set()  # variables that depend on data by a way without an end
         weights, reached = set(self._network.names), self._without(ended)
         for f in self._network.graph.functions:
             keys = set(map(hash, f.inputs))
+            # What is computed of weights alone is a weight, such as a normalized one.
             if keys and keys <= weights:
                 weights.update(map(hash, f.outputs))
                 continue
@@ -192,12 +199,12 @@ class Ends(Batches):
         return False
 
     def saturated(self) -> Iterator[Cause]:
-        """Activations with a gradient and most of their outputs in their flat part."""
+        """Causes of saturated activations that every gradient of some parameter comes through."""
         shares = {f: min(one.flat.get(f, 0.0) for one in self._sights) for f in self._sights[0].flat}
         flat = {f: share for f, share in shares.items() if share > _MOST}
-        others, nodes = self._without(flat.keys()), self._network.nodes
-        for f, node in reversed(nodes.items()):
-            # Saturated outputs are fine in a loss, and leaves with a gradient by another path do learn.
+        others = self._without(flat.keys())
+        for f, node in reversed(self._network.nodes.items()):
+            # In a loss, saturated outputs are predictions that are sure.
             if f not in flat or node.loss_section:
                 continue
             before = self._leaves_before(f)
@@ -212,30 +219,29 @@ class Ends(Batches):
                 yield cause._replace(fatal=fatal, spoils=spoils)
 
     def saturated_gates(self) -> Iterator[Note]:
-        """Note saturated activations whose layers get a gradient by others, such as gates of an LSTM."""
+        """Note the first of many saturated gates, such as an LSTM's, beside which its layers still learn."""
         nodes, flat = self._network.nodes, self._sights[0].flat
-        flat_nodes = (f for f, node in nodes.items() if f in flat and not node.loss_section)
-        own = [f for f in flat_nodes if remedies.is_a(f, "Sigmoid", "Tanh")]
-        most = [f for f in own if np.mean([s.flat.get(f, 0.0) for s in self._sights]) > _MOST]
-        if len(most) >= 4 and len(most) > _MOST * len(own):
+        layers = [f for f, node in nodes.items() if f in flat and not node.loss_section]
+        gates = [f for f in layers if remedies.is_a(f, "Sigmoid", "Tanh")]
+        most = [f for f in gates if np.mean([s.flat.get(f, 0.0) for s in self._sights]) > _MOST]
+        if len(most) >= 4 and len(most) > _MOST * len(gates):
             f = self._network.in_order(most)[0]
             cause = self._saturated(f, "", remedies.SATURATED)
             begin = f"Most outputs of {len(most)} activations are where the derivative is next to 0, from "
             yield Note(begin, [self._network.name(f)], f" on{cause.what}: {cause.remedy}.")
 
     def _saturated(self, f: Any, what: str, remedy: str) -> Cause:
-        """Cause of saturation: what makes its inputs large, or the function."""
-        # What a softmax reads of a mask is no fault.
-        masked = f.info.type_name == "Softmax"
-        growth = self._first.grown(f, trained=masked)
+        """Cause of saturation: the operand that makes the inputs of `f` large, or `f` if there is none."""
+        # The large numbers of a mask, which has no gradient, saturate no softmax.
+        growth = self._first.grown(f, trained=f.info.type_name == "Softmax")
         if growth.remedy:
             remedy = growth.remedy + f", or {remedy}" * (remedy == remedies.BOUND)
-        what, parameters = what + growth.clause, growth.parameters
-        own = Cause("saturated", self._network.name(f), what, remedy, parameters=parameters)
+        name, what = self._network.name(f), what + growth.clause
+        own = Cause("saturated", name, what, remedy, parameters=growth.parameters)
         return Finiteness(self._network, self._sights[0]).before(f) or own
 
     def _cancelling(self, f: Any) -> Any:
-        """First function that joins the output of `f` with another use of its input; None for none."""
+        """First function, if any, that joins the output of `f` with another use of its input."""
         uses = {hash(v) for v in f.inputs if v.need_grad}
         for g in self._network.behind(uses):
             if len(uses.intersection(map(hash, g.inputs))) > 1:
@@ -249,18 +255,18 @@ class Ends(Batches):
         return tuple(node.label for node in nodes if not leaves.isdisjoint(node.leaves))
 
     def _not_chosen(self, v: nn.Variable) -> bool:
-        """True for the zeros of a part that no sample of these batches has chosen, such as a rare expert."""
+        """True for weights of 0 of an expert, or another part, that no sample of these batches has chosen."""
         walked = self._network.walk([v.parent], lambda f: f.inputs if remedies.is_a(f, *_PARTS) else [])
-        chosen = (g for g in walked if remedies.is_a(g, "OneHot", "TopKData"))
-        return any(self.largest(g.outputs[0]) for g in chosen)
+        return any(self.largest(g.outputs[0]) for g in walked if remedies.is_a(g, "OneHot", "TopKData"))
 
     def _nothing_to_learn(self, f: Any) -> bool:
-        """True if a function contributes 0 to the loss: a margin is kept, or no label counts."""
+        """True if the part of the loss behind a function is 0, such as of margins that all samples keep."""
+        # A penalty of parameters that are 0 is a cause: they stay 0.
         if f.inputs and all(hash(v) in self._network.names for v in f.inputs):
             return False
-        behind = (v for g in self._network.behind(map(hash, f.outputs)) for v in g.outputs if v.size == 1)
-        first = next(behind, None)
-        return first is not None and not self.largest(first)
+        behind = self._network.behind(map(hash, f.outputs))
+        part = next((v for g in behind for v in g.outputs if v.size == 1), None)
+        return part is not None and not self.largest(part)
 
     def _leaves_before(self, f: Any) -> Set[int]:
         """Keys of the leaves that need a gradient and that `f` depends on."""
@@ -275,40 +281,45 @@ class Ends(Batches):
         walked = self._network.walk(self._network.last, onward)
         return read_by(f for f in walked if f not in functions)
 
+    def _cause(self, f: Any, kind: str, what: str, remedy: str, *at_fault: nn.Variable) -> Cause:
+        network = self._network
+        return Cause(kind, network.name(f), what, remedy, parameters=network.parameters(at_fault))
+
+    def _dead(self, f: Any) -> Cause:
+        """Cause of a rectifier that outputs only zeros."""
+        network, names = self._network, self._network.names
+        what = "it is dead: every output is 0 in every batch"
+        own = [v for v in f.inputs if hash(v) in names and not self.largest(v)]
+        if own:
+            what += f", as {network.called(own[0])} is"
+            return self._cause(f, "dead_relu", what, remedies.ABOVE_ZERO, *own)
+        first = self._first_zeros([f])
+        growth = self._first.grown(first)
+        if first is f and growth.remedy not in remedies.SHIFTS:
+            growth = self._first.shifted(f.inputs[0])
+        if growth.remedy not in remedies.SHIFTS:
+            growth = Growth()
+        if first is f:
+            clause = growth.clause if growth.remedy else f", as it reads {self._around(f)}"
+            remedy = f"{growth.remedy}, or use F.leaky_relu" if growth.remedy else remedies.DEAD
+            return self._cause(f, "dead_relu", what + clause, remedy)
+        what += f", as it reads only zeros, from {network.name(first)} on"
+        read = self.factors(first) or first.inputs
+        weights = [v for v in read if hash(v) in names and v.ndim > 1 and not self.largest(v)]
+        what += f", as {network.called(weights[0])} is" if weights else ""
+        remedy = remedies.INITIALISE if weights else growth.remedy or remedies.WHY_ZERO
+        return self._cause(f, "dead_relu", what + growth.clause, remedy, *weights)
+
     def _told(self, f: Any) -> Cause:
-        """Cause of a gradient's end at a function, or of its zeros."""
+        """Cause of a gradient's end at a function, or of its zeros, by the first rule that fits."""
         network, node, called = self._network, self._network.nodes[f], self._network.called
-        kind, args, names = node.type_name, node.args, network.names
-
-        def cause(kind: str, what: str, remedy: str, *of: nn.Variable) -> Cause:
-            return Cause(kind, node.label, what, remedy, parameters=network.parameters(of))
-
+        kind, args, names, cause = node.type_name, node.args, network.names, partial(self._cause, f)
         zeros = self.zero_factors(f)
         if args.get("only_index"):
-            what = "it computes numbers of places, which have no derivative, and hands on their gradient"
+            what = "it computes indices, which have no derivative, and hands on the gradient that it gets"
             return cause("no_backward", what, remedies.NO_DERIVATIVE)
         if self._is_dead(f):
-            what = "it is dead: every output is 0 in every batch"
-            of = [v for v in f.inputs if hash(v) in names and not self.largest(v)]
-            if of:
-                return cause("dead_relu", f"{what}, as {called(of[0])} is", remedies.ABOVE_ZERO, *of)
-            first = self._first_zeros([f])
-            growth = self._first.grown(first)
-            is_shifted = growth.remedy in remedies.SHIFTS
-            if first is f:
-                if not is_shifted:
-                    growth = self._first.shifted(f.inputs[0])
-                    is_shifted = bool(growth.clause)
-                clause = growth.clause if is_shifted else f", as it reads {self._around(f)}"
-                remedy = f"{growth.remedy}, or use F.leaky_relu" if is_shifted else remedies.DEAD
-                return cause("dead_relu", what + clause, remedy)
-            what += f", as it reads only zeros, from {network.name(first)} on"
-            read = self.factors(first) or first.inputs
-            of = [v for v in read if hash(v) in names and v.ndim > 1 and not self.largest(v)]
-            what += f", as {called(of[0])} is" if of else ""
-            known = growth.remedy if is_shifted else remedies.WHY_ZERO
-            remedy = remedies.INITIALISE if of else known
-            return cause("dead_relu", what + growth.clause * is_shifted, remedy, *of)
+            return self._dead(f)
         if kind == "Dropout":
             return cause("zero_factor", f"it drops everything (p={args['p']:g})", remedies.DROPOUT)
         if kind == "MulScalar" and not args["val"]:
@@ -354,7 +365,7 @@ class Ends(Batches):
         if kind in rounds and not any(map(self.largest, f.outputs)):
             what = f"it rounds all numbers to 0, which reach {self.largest(f.inputs[0]):.2g}"
             return cause("rounded", what, remedies.STEP)
-        # A function that hands on all that it gets.
+        # A linear function ends no gradient: parts of it cancel where the output meets the input again.
         cancelling = self._cancelling(f) if kind in _HANDS_ON else None
         if cancelling is not None and arriving:
             v = next(v for v in f.inputs if v.need_grad)
@@ -362,8 +373,7 @@ class Ends(Batches):
             node = network.nodes[cancelling]
             compares = node.loss_section and node.type_name in DIFFERENCES
             remedy = remedies.UNLINK_TARGET if compares else remedies.NOT_CONSTANT
-            return Cause("cancels", self._network.name(cancelling), what, remedy)
-        # A rectifier that is not dead is not saturated.
+            return self._cause(cancelling, "cancels", what, remedy)
         is_activation = len(f.inputs) == 1 and f.inputs[0].size == f.outputs[0].size
         is_other = kind in _METRICS | _RECTIFIERS | _HANDS_ON or remedies.is_square(f)
         if kind in _SATURATES or (is_activation and not is_other):

@@ -28,21 +28,21 @@ class Finiteness(Operands):
         found, labels = self._origins(roots) if roots else self._in_backward(), self._labels()
         if not found:
             return labels
-        # What follows from wrong numbers, such as a probability of 0 for a class that does not exist.
+        # Wrong labels explain what follows, such as a probability of 0 for a class that does not exist.
         first = min(positions.get(cause.function, 0) for cause in found)
         wrong = [one._replace(fatal=True) for one in labels if one.kind in ("index_beyond", "no_probability")]
         wrong = [one for one in wrong if positions[one.function] <= first]
         return [*wrong, *(one for one in found if one.function not in {other.function for other in wrong})]
 
     def _labels(self) -> List[Cause]:
-        """Wrong labels, indices or probabilities, without a visible effect."""
+        """Cause of wrong labels, indices, probabilities or parameters, which may have no visible effect."""
         network, sight = self.network, self.sight
         for v in self.bad(network.graph.leaves.values()):
             if hash(v) in network.leaves and hash(v) in self.in_fp32.nans:
                 return [self._leaf(network.readers[hash(v)][0], v)._replace(fatal=False)]
             for f in network.readers[hash(v)] if sight.nans[hash(v)] else ():
                 if type_name_of(f.info.type_name).endswith(("CrossEntropy", "Embed", "OneHot")):
-                    what = f"it takes {network.called(v)} for numbers of classes, which holds "
+                    what = f"it reads numbers of classes from {network.called(v)}, which holds "
                     what += sight.not_finite(v)
                     return [Cause("data_not_finite", network.name(f), what, remedies.CLEAN, False)]
         for f in network.graph.functions:
@@ -59,7 +59,7 @@ class Finiteness(Operands):
             last = (args["shape"] if kind == "OneHot" else table.shape)[args.get("axis", 0)] - 1
             what, largest = f"it takes {network.called(v)} for indices", sight.largest_index.get(f, 0.0)
             if sight.undefined.get(f):
-                what += f", of which {sight.undefined[f]} are no whole numbers"
+                what += f", of which {sight.undefined[f]} are not whole numbers"
                 return [Cause("fractional_index", name, what, remedies.WHOLE_NUMBERS, False)]
             if largest > last:
                 what += f" up to {largest:g}, but its last is {last}: nnabla reads other memory"
@@ -77,34 +77,35 @@ class Finiteness(Operands):
         parameters = network.parameters(map(repeated, broken))
         parameters = parameters if len(parameters) == len(broken) else ()
         of = f" of {listed(parameters)}" * bool(parameters)
-        # Other functions have finite derivatives for numbers of any size.
-        is_limited = f.info.type_name in {*NOT_ZERO, "ACos", "ACosh", "ASin", "ATanh"}
-        reads = self.reads(f) if is_limited else ""
-        what = f"its gradient{of} is not finite{reads}{self.also}"
+        # The derivatives of these are infinite at some numbers; those of others are finite everywhere.
+        has_pole = f.info.type_name in {*NOT_ZERO, "ACos", "ACosh", "ASin", "ATanh"}
+        what = f"its gradient{of} is not finite{self.reads(f) if has_pole else ''}{self.also}"
         own = Cause("backward_not_finite", network.name(f), what, self._remedy(f), parameters=parameters)
         return [(self.before(f) or own)._replace(as_stored=self.is_stored)]
 
     def _origins(self, variables: List[nn.Variable]) -> List[Cause]:
         """Follow nonfinite variables back to functions of finite inputs."""
-        network, seen = self.network, set()
-        # Further ones are hidden by a ReLU, which makes 0 of NaN.
+        network = self.network
         outputs = (v for f in network.walk(v.parent for v in variables) for v in f.outputs)
-        # nnabla drops outputs that nothing reads, such as last states, and has others in their place.
+        # A ReLU hides NaN, of which it makes 0. Outputs without a parent are those that nothing reads.
         hidden = (v for v in outputs if v.parent is not None and self.sight.nans.get(hash(v)))
-        waiting = [*variables, *hidden]
+        waiting, seen = [*variables, *hidden], set()
         found: List[Tuple[Any, nn.Variable]] = []
         while waiting:
             v = waiting.pop()
-            before = [] if hash(v) in seen else self._to_blame(v)
-            waiting += before
-            if not before and hash(v) not in seen:
-                found.append((network.readers[hash(v)][0] if v.parent is None else v.parent, v))
-            seen.add(hash(v))
+            if hash(v) not in seen:
+                seen.add(hash(v))
+                before = self._to_blame(v)
+                waiting += before
+                if not before:
+                    found.append((network.readers[hash(v)][0] if v.parent is None else v.parent, v))
         found.sort(key=lambda one: network.number(one[0]))
-        leaves = [(f, v) for f, v in found if v.parent is None]
+        leaves = [v for _, v in found if v.parent is None]
         others = f" ({len(leaves) - 1} other inputs or parameters are not finite either)" * bool(leaves[1:])
         causes: Dict[Tuple[str, str], Cause] = {}
-        for f, v in [one for one in found if one[1].parent is not None or one in leaves[:1]]:
+        for f, v in found:
+            if v in leaves[1:]:
+                continue
             is_leaf = v.parent is None or self._is_mask(v)
             cause = self._leaf(f, v, others) if is_leaf else self._computed(f, v)
             parameters = cause.parameters or network.parameters([v])
@@ -113,7 +114,7 @@ class Finiteness(Operands):
         return list(causes.values())
 
     def _is_mask(self, v: nn.Variable) -> bool:
-        """True if a variable has minus infinities from a user."""
+        """True if a user has filled a variable with minus infinities, as a mask of scores has them."""
         if self.sight.nans[hash(v)] or self.sight.infinities[hash(v)]:
             return False
         return v.parent is None or -math.inf in v.parent.info.args.values()
@@ -126,9 +127,9 @@ class Finiteness(Operands):
         nans = [w for w in bad if self.sight.nans[hash(w)]]
         if not self.sight.nans[hash(v)]:
             return [w for w in bad if w not in nans] or bad
-        # A softmax of minus infinities is fine, unless a row has only these.
         if nans or v.parent.info.type_name not in SOFTMAX:
             return nans or bad
+        # A softmax makes 0 of minus infinities, such as of a mask, unless a row has no other numbers.
         return [w for w in bad if self.sight.infinities[hash(w)]]
 
     def _leaf(self, f: Any, v: nn.Variable, others: str = "") -> Cause:
@@ -137,7 +138,7 @@ class Finiteness(Operands):
             what = f"it reads {called}, which reaches {self.beyond(v)}"
             return Cause("beyond_format", name, what, remedies.INTO_RANGE)
         if self._is_mask(v):
-            # A mask: the cause is the function that turns it into NaN.
+            # The fault is not the mask, but the function that makes NaN of it.
             for g in network.graph.functions:
                 if any(self.sight.nans.get(hash(w)) for w in g.outputs):
                     what = f"it makes NaN of the minus infinities that {called} holds"
@@ -160,7 +161,7 @@ class Finiteness(Operands):
                 what += f", as {network.called(mask)} reaches {self.beyond(mask)}"
             return Cause("closed_row", name, what, remedies.OPEN_ROWS)
         for w in f.inputs if self.is_stored else ():
-            # A function whose numbers are rounded for their readers only.
+            # What is kept in fp32 and rounded for its readers is beyond the format where it is computed.
             if w.parent is not None and self.amax(w) > network.format(w).max:
                 return self._computed(w.parent, w)
         before = self.before(f)
@@ -188,16 +189,15 @@ class Finiteness(Operands):
         return self._scaled_before(f, remedies.of(g if is_difference else f, known))
 
     def _of_zeros(self, f: Any) -> Growth:
-        """Operand that saturates the probabilities that a function reads as 0."""
+        """Operand that saturates a sigmoid or the like, so that `f` reads zeros, as in log(1 - p)."""
         v = f.inputs[NOT_ZERO[f.info.type_name]]
-        # Functions of a probability that can be 0, too.
         passing = "RSubScalar", "AddScalar", "MulScalar", "Reshape", "Slice", "Broadcast", "Mean", "Sum"
         g = remedies.source(v, *passing).parent if self.zeros(v) else None
         growth = self.grown(g) if remedies.is_a(g, "Sigmoid", "Softmax", "SoftPlus", "Tanh") else Growth()
         return growth if growth.remedy in remedies.SHIFTS else Growth()
 
     def before(self, f: Any) -> Optional[Cause]:
-        """Find what makes a function's inputs 0 or large: a constant as stored, a running variance of 0."""
+        """Cause of a function's zeros or large numbers: a constant that storage changes, a variance of 0."""
         network = self.network
         for g in network.walk([w.parent for w in self.vanishing(f)], self.vanishing):
             constant = g.info.args.get("val") if g.info.type_name in CONSTANTS else None
@@ -228,7 +228,7 @@ class Finiteness(Operands):
         return cause if count else None
 
     def _scaled_before(self, f: Any, remedy: str) -> str:
-        """Remedy that also keeps the numbers that become 0 before a function, if those are most."""
+        """Remedy for a function that reads zeros, if the origin of these needs another one than `remedy`."""
         kind = f.info.type_name
         v = f.inputs[NOT_ZERO[kind]] if kind in NOT_ZERO else None
         if v is None or not self.zeros(v):
@@ -242,6 +242,7 @@ class Finiteness(Operands):
             if g is None:
                 return remedies.ZERO_DATA if remedy in (remedies.AWAY, remedies.LOG) else remedy
             return remedies.CHAIN if is_product(g) else remedy
+        # Few zeros among larger numbers may be kept from 0 and lost.
         if 2 * self.vanished(v) <= v.size and self.amax(v) >= FLOOR:
             return remedy
         if g is None:
@@ -252,8 +253,9 @@ class Finiteness(Operands):
             return f"{remedies.UNITS}: {g.info.args['val']:g} in {self.network.name(g)}"
         if is_product(g):
             return remedies.CHAIN
-        is_floor = remedy in (remedies.AWAY, remedies.LOG, remedies.HELD, remedies.HELD_IN_LOG)
-        if not is_floor or self.amax(v) >= FLOOR or g.info.type_name in CONSTANTS:
+        # Where all numbers are small, the one that such a remedy adds would make them all equal.
+        adds = remedy in (remedies.AWAY, remedies.LOG, remedies.HELD, remedies.HELD_IN_LOG)
+        if not adds or self.amax(v) >= FLOOR or g.info.type_name in CONSTANTS:
             return remedy
         is_exponential = g.info.type_name == "Exp"
         return remedies.EXP_OF_LESS if is_exponential else remedies.LARGER_UNITS.format(self.network.name(g))

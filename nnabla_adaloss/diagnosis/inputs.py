@@ -17,16 +17,16 @@ from .network import COMPARING, DIFFERENCES, Network
 from .operands import Batches
 from .watching import Sight
 
-# Function that returns the numbers of a reshaped input, whose first axis is that of batches; None for others.
+# Function that returns the numbers of an input in all batches, batches first; None for other variables.
 Fed = Callable[[nn.Variable], Optional[NDArray[Any]]]
 
-# Range of the outputs of functions.
+# Ranges of functions' outputs.
 _RANGES = {
     **dict.fromkeys(("HardSigmoid", "Sigmoid", "Softmax"), (0.0, 1.0)),
     **dict.fromkeys(("ReLU", "SoftPlus"), (0.0, math.inf)),
     **dict.fromkeys(("HardTanh", "Tanh"), (-1.0, 1.0)),
 }
-_ALIKE = 1e-3  # deviation of the rows of a batch, as a share of their size, that is noted
+_ALIKE = 1e-3  # rows that deviate by less than this share of their size are alike
 _PROBABILITIES = {"BinaryCrossEntropy", "SigmoidCrossEntropy"}
 
 
@@ -34,7 +34,6 @@ def notes(network: Network, sights: Sequence[Sight]) -> Iterator[Note]:
     """Note inputs with equal rows or lost columns, and functions that read inputs wrongly."""
 
     def fed(v: nn.Variable) -> Optional[NDArray[Any]]:
-        # Functions that hand on all numbers in another shape.
         v = remedies.source(v, "Broadcast", "BroadcastTo", "Reshape", "Transpose")
         return None if hash(v) in {*network.names, *network.never_filled} else network.examined.values(v)
 
@@ -42,22 +41,26 @@ def notes(network: Network, sights: Sequence[Sight]) -> Iterator[Note]:
     for f in (f for f in functions if f in network.nodes and f.inputs):
         for text in _of(f, network, fed):
             yield Note("", [network.name(f)], f" {text}.")
+    # Layers for which all samples are alike, up to the last one.
     alike = [f for f in network.weighted if all(s.variation.get(f, 1.0) < _ALIKE for s in sights)]
-    # Of weights that start from 0, such as those of styles, rows differ later.
+    # Samples differ once weights of 0 have moved, such as those that compute styles,
     starts = any(v.ndim > 1 and not v.d.any() for key, v in network.leaves.items() if key in network.names)
-    # A choice, such as of entries of a codebook, moves with the first steps.
+    # or once others than one entry of a codebook are chosen.
     chosen = any(remedies.is_a(g, "Embed", "OneHot", "TopKData") for g in network.walk(alike[:1]))
     if alike and alike[-1] == network.weighted[-1] and len(sights) > 1 and not (starts or chosen):
         end = f" on: in each batch, the rows that it reads differ by less than {_ALIKE:.1%}."
         yield Note("With these weights no layer can tell samples apart, from ", [network.name(alike[0])], end)
+    # Masks that open only places of zeros.
     for f in filter(Batches(network, sights).is_disjoint, functions):
         if f.outputs[0].size > 1 and not f.outputs[0].need_grad:
             yield Note("", [network.name(f)], f" makes 0 of other numbers: {remedies.CHECK_MASK}.")
+    # Losses that are maximised: all elements of the gradient are the same number below 0.
     for f in (f for f in functions if f.info.type_name.endswith(COMPARING)):
         seen = [s.gradients.get(hash(f.outputs[0])) for s in sights]
         if all(g and -g.sum > 0.999 * g.count * g.abs_max > 0.0 for g in seen):
             end = " gets larger by training, as its gradient is below 0."
             yield Note("", [network.name(f)], f"{end} Unless that is meant, check the signs.")
+    # Running statistics that nothing has measured.
     normalizing = (f for f in functions if f.info.type_name == "BatchNormalization")
     fixed = [(f, *f.inputs[-2:]) for f in normalizing if not f.info.args["batch_stat"]]
     new = [f for f, mean, variance in fixed if not mean.d.any() and (variance.d == 1.0).all()]
@@ -65,29 +68,33 @@ def notes(network: Network, sights: Sequence[Sight]) -> Iterator[Note]:
         names, end = [*map(network.name, new)], f": {remedies.STATISTICS}."
         yield Note("A mean of 0 and a variance of 1, as at the start, are used by ", names, end)
     for v in filter(network.is_input, network.inputs.values()):
-        x, stored = fed(v), network.format(v)
+        x = fed(v)
         if x is not None and x.ndim > 2 and x.size:
-            by_column = x.reshape(-1, x.shape[-1])
-            is_small, is_set = np.abs(by_column) < stored.smallest_subnormal / 2.0, by_column != 0.0
-            middle, deviation = float(x.mean()), float(x.std())
-            if 1e-6 * abs(middle) < deviation < 0.01 * abs(middle):
-                end = f" differ by {deviation:.2g} from {middle:.3g}, their mean: {remedies.NORMALISE_DATA}."
-                yield Note("Numbers of ", [network.called(v)], end)
-            columns = is_small.all(axis=0) & is_set.any(axis=0)
-            lost = np.count_nonzero(is_small & is_set) / max(np.count_nonzero(is_set), 1)
-            multiplies = any(remedies.is_a(g, "Mul2") for g in network.readers[hash(v)])
-            if multiplies and 0.1 < lost < 1.0 and not columns.any():
-                where = f"{lost:.0%} become 0 in {stored.name}"
-                yield Note("Of the numbers of ", [network.called(v)], f", {where}: {remedies.SCALE_DATA}.")
-            if 0 < np.count_nonzero(columns) < columns.size:
-                where = f"column {np.flatnonzero(columns)[0]} of its last axis becomes 0 in {stored.name}"
-                is_data = any(g in network.weighted for g in network.readers[hash(v)])
-                remedy = remedies.SCALE_DATA if is_data else remedies.INTO_RANGE
-                yield Note("Of ", [network.called(v)], f", {where}: {remedy}.")
+            yield from _of_input(v, x.reshape(-1, x.shape[-1]), network)
+
+
+def _of_input(v: nn.Variable, x: NDArray[Any], network: Network) -> Iterator[Note]:
+    """Note numbers near their mean, and numbers that become 0 as stored: some of a weight, or a column."""
+    stored, readers, name = network.format(v), network.readers[hash(v)], [network.called(v)]
+    middle, deviation = float(x.mean()), float(x.std())
+    if 1e-6 * abs(middle) < deviation < 0.01 * abs(middle):
+        end = f" differ by {deviation:.2g} from {middle:.3g}, their mean: {remedies.NORMALISE_DATA}."
+        yield Note("Numbers of ", name, end)
+    is_small, is_set = np.abs(x) < stored.smallest_subnormal / 2.0, x != 0.0
+    columns = is_small.all(axis=0) & is_set.any(axis=0)
+    lost = np.count_nonzero(is_small & is_set) / max(np.count_nonzero(is_set), 1)
+    if 0.1 < lost < 1.0 and not columns.any() and any(remedies.is_a(g, "Mul2") for g in readers):
+        where = f"{lost:.0%} become 0 in {stored.name}"
+        yield Note("Of the numbers of ", name, f", {where}: {remedies.SCALE_DATA}.")
+    if 0 < np.count_nonzero(columns) < columns.size:
+        where = f"column {np.flatnonzero(columns)[0]} of its last axis becomes 0 in {stored.name}"
+        is_data = any(g in network.weighted for g in readers)
+        remedy = remedies.SCALE_DATA if is_data else remedies.INTO_RANGE
+        yield Note("Of ", name, f", {where}: {remedy}.")
 
 
 def _of(f: Any, network: Network, fed: Fed) -> Iterator[str]:
-    """Clauses about a function."""
+    """Say how a function reads inputs wrongly: each clause goes on after its name."""
     kind, args = f.info.type_name, f.info.args
     first, targets = fed(f.inputs[0]), fed(f.inputs[1]) if len(f.inputs) > 1 else None
     before = f.inputs[0].parent.info.type_name if f.inputs[0].parent is not None else ""
@@ -100,16 +107,16 @@ def _of(f: Any, network: Network, fed: Fed) -> Iterator[str]:
     scores, shape = remedies.origin(f.inputs[0]), f.inputs[0].shape
     if kind in SOFTMAX_OR_LOSS:
         axis = args["axis"]
-        # Of a square, such as of pairs of images and texts, both axes are of samples.
-        is_matrix = len(shape) == 2 and shape[0] != shape[1]
-        if axis == 0 and is_matrix and network.nodes[f].loss_section:
+        # A square matrix may have scores of all pairs of images and texts: both axes are those of samples.
+        has_classes = len(shape) == 2 and shape[0] != shape[1]
+        if axis == 0 and has_classes and network.nodes[f].loss_section:
             yield "normalises over the first axis, which is that of samples: choose the axis of classes"
         is_map = remedies.is_a(scores, "Convolution", "Deconvolution")
         if is_map and axis not in (1, 1 - len(shape)) and not scores.info.args.get("channel_last"):
             yield f"normalises over axis {axis}, where {network.name(scores)} has channels in axis 1"
     if first is not None and first.size:
         amax = np.abs(first).max()
-        # Smaller numbers are those that a format may lose.
+        # Smaller numbers become 0 in float16, which has notes of its own.
         if 1e-7 < amax < 0.02 and f in network.weighted:
             yield f"reads numbers up to {amax:.2g} only: {remedies.NORMALISE_DATA}"
         if amax > 20.0 and kind in ("GRU", "LSTM", "RNN"):
@@ -121,13 +128,13 @@ def _of(f: Any, network: Network, fed: Fed) -> Iterator[str]:
         yield f"reads targets from {least:g} to {most:g}, where they must be from 0 to 1"
     if kind in _PROBABILITIES and targets.ndim == 3 and targets.shape[-1] > 1 and most == 0.0:
         yield f"reads targets that are all 0: {remedies.LABELS}"
-    by_batch = targets.reshape(len(targets), -1)
-    is_one = by_batch.size > 16 and by_batch.shape[1] > 1 and (by_batch == by_batch[:, :1]).all()
-    reads_labels = kind in ("CategoricalCrossEntropy", "SoftmaxCrossEntropy")
-    # Of a contrast, the first of several concatenated scores is that of the right pair.
-    if reads_labels and is_one and least >= 0.0 and not remedies.is_a(scores, "Concatenate"):
-        label = f"the label {least:g} of all samples" if least == most else "a single label in each batch"
-        yield f"reads {label}: {remedies.LABELS}"
+    if kind in ("CategoricalCrossEntropy", "SoftmaxCrossEntropy"):
+        by_batch = targets.reshape(len(targets), -1)
+        is_single = by_batch.size > 16 and by_batch.shape[1] > 1 and (by_batch == by_batch[:, :1]).all()
+        # A contrastive loss concatenates the score of the right pair, with label 0, and those of wrong ones.
+        if is_single and least >= 0.0 and not remedies.is_a(scores, "Concatenate"):
+            label = f"the label {least:g} of all samples" if least == most else "a single label in each batch"
+            yield f"reads {label}: {remedies.LABELS}"
     if kind in DIFFERENCES:
         low, high = _RANGES.get(before, (-math.inf, math.inf))
         if np.mean((targets < low) | (targets > high)) > 0.5:

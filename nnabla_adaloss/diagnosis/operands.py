@@ -17,12 +17,12 @@ from .network import NORMALIZATIONS, Network
 from .watching import Sight, largest
 
 _RAW = 64.0  # data above this magnitude are not normalized
-GROWN = 8.0  # factor of growth by weights from which it is reported
-FLOOR = 2.0**-13  # numbers below are changed by a floor that a remedy names
+GROWN = 8.0  # growth by a smaller factor is not reported
+FLOOR = 2.0**-13  # numbers below are changed by adding 2**-14, as remedies advise
 NOT_ZERO = {"Log": 0, "PowScalar": 0, "Pow2": 0, "Div2": 1, "RDivScalar": 0}  # input that must not be 0
 DIVISIONS = {"Div2", "RDivScalar"}
 PRODUCTS = {"Mul2", "Div2"}
-CONSTANTS = {"AddScalar", "MaximumScalar", "Constant"}  # their constant may keep numbers away from 0
+CONSTANTS = {"AddScalar", "MaximumScalar", "Constant"}  # functions whose constant may keep numbers from 0
 
 
 class Step(NamedTuple):
@@ -34,11 +34,11 @@ class Step(NamedTuple):
 
 
 class Growth(NamedTuple):
-    """Operand that made numbers large or small: a clause about it, its parameters, and a remedy."""
+    """Operand that makes numbers large or small; without a clause, none was found."""
 
-    clause: str = ""  # empty for none
+    clause: str = ""
     parameters: Tuple[str, ...] = ()
-    remedy: str = ""  # empty if it is that of a function
+    remedy: str = ""  # empty if only the function that reads the numbers has one
 
 
 class Operands:
@@ -62,12 +62,12 @@ class Operands:
         return f"{self.amax(v):.3g}, beyond {stored.name}, which ends at {stored.max:g}"
 
     def vanished(self, v: nn.Variable) -> int:
-        """Number of elements that are 0 as stored alone."""
+        """Number of elements that only storage makes 0."""
         now, before = (one.data.get(hash(v)) for one in (self.sight, self.in_fp32))
         return now.zeros - before.zeros if now and before else 0
 
     def vanishing(self, f: Any) -> List[nn.Variable]:
-        """Inputs of a function with elements that are 0 as stored alone."""
+        """Inputs of a function with elements that only storage makes 0."""
         return [v for v in f.inputs if self.vanished(v) > 0]
 
     def zeros(self, v: nn.Variable) -> int:
@@ -75,7 +75,8 @@ class Operands:
         return seen.zeros if seen else 0
 
     def first_zeros(self, v: nn.Variable) -> nn.Variable:
-        """First variable before another with at least half its share of zeros, of those of storage if any."""
+        """First variable on the way to `v` with at least half as large a share of zeros."""
+        # Zeros that are 0 in fp32, too, do not explain those that storage makes.
         count = self.vanished if self.vanished(v) > 0 else self.zeros
         least = count(v) / v.size / 2.0
 
@@ -93,18 +94,19 @@ class Operands:
 
     def negatives(self, f: Any) -> int:
         """Number of negative inputs of a function that is not defined for them."""
-        power = f.info.args["val"] if f.info.type_name == "PowScalar" else 0.5
-        return self.sight.undefined.get(f, 0) if power != int(power) else 0
+        is_whole_power = f.info.type_name == "PowScalar" and f.info.args["val"] == int(f.info.args["val"])
+        return 0 if is_whole_power else self.sight.undefined.get(f, 0)
 
     def overflow(self, f: Any, v: nn.Variable, subject: str, growth: Growth, reads: str = "") -> Cause:
         """Cause of a variable beyond its format that `f` computes or reads, enlarged by an operand."""
         remedy = remedies.of(f, growth.remedy, too_large=True)
         if remedy == remedies.AWAY and f.info.type_name in NOT_ZERO:
-            small = f.inputs[NOT_ZERO[f.info.type_name]]
-            if self.least(small) > FLOOR and not self.zeros(small):
+            divisor = f.inputs[NOT_ZERO[f.info.type_name]]
+            # The small number that the remedy adds would change no divisor here, or all of them by far.
+            if self.least(divisor) > FLOOR and not self.zeros(divisor):
                 remedy = remedies.MULTIPLY_FIRST.format("it")
-            elif small.parent is not None and self.amax(small) < FLOOR:
-                remedy = remedies.LARGER_UNITS.format(self.network.name(small.parent))
+            elif divisor.parent is not None and self.amax(divisor) < FLOOR:
+                remedy = remedies.LARGER_UNITS.format(self.network.name(divisor.parent))
         what = f"{subject} up to {self.beyond(v)}{reads}{growth.clause}"
         return Cause("overflow", self.network.name(f), what, remedy, parameters=growth.parameters)
 
@@ -115,9 +117,9 @@ class Operands:
     def reads(self, f: Any, subject: str = "it") -> str:
         """Clause about a function's inputs that explains its result."""
         kind, args, network = f.info.type_name, f.info.args, self.network
-        power = args["val"] if kind == "PowScalar" else 0.5
+        power = args["val"] if kind == "PowScalar" else 0.0
         negative = self.negatives(f)
-        # A square of 0 is harmless.
+        # 0 is harmless in a square.
         if kind in NOT_ZERO and (power < 1.0 or negative):
             v = f.inputs[NOT_ZERO[kind]]
             if negative:
@@ -151,7 +153,7 @@ class Operands:
         return f", as it reads numbers up to {size:.3g}{what}{factor}"
 
     def _difference(self, f: Any) -> str:
-        """Clause about a difference that is below 0 as stored but not in fp32."""
+        """Clause about a difference that only storage makes negative."""
         g = remedies.origin(f.inputs[0])
         in_fp32 = not self.is_stored or self.in_fp32.undefined.get(f)
         if in_fp32 or not remedies.is_a(g, "Sub2"):
@@ -160,9 +162,9 @@ class Operands:
         return f", and in fp32 none: {self.network.name(g)} subtracts numbers up to {largest:.3g}"
 
     def grown(self, f: Any, *, trained: bool = False) -> Growth:
-        """Operand, recurrence or input that enlarged numbers before `f`; or those that get a gradient."""
+        """Operand, recurrence or input that made numbers before `f` large; `trained`: see `steps`."""
         steps = self.steps(f, trained=trained)
-        # From the last zeros on, or the smallest numbers.
+        # Numbers grow from their last zeros on, or from where they are smallest.
         zeros = [i for i, step in enumerate(steps) if not step.before]
         start = zeros[-1] if zeros else min(range(len(steps)), key=lambda i: steps[i].before)
         for g, before, after in reversed(steps[start:]):
@@ -175,19 +177,19 @@ class Operands:
             return growth
         for v in first.inputs:
             if v.parent is None and self.amax(v) == steps[0].before > _RAW:
-                # A function's own inputs are told by `reads`.
+                # `reads` names the inputs of `f` itself.
                 clause = f"; {network.called(v)} reaches {self.amax(v):.3g}" * (first is not f)
                 return Growth(clause, remedy=remedies.NORMALISE_DATA)
         largest = max(first.inputs, key=self.amax, default=None)
         is_start = len(network.parameters(first.inputs)) == len(first.inputs)
-        # Numbers that begin as parameters, and are as large.
+        # A parameter itself may be this large, such as a temperature that multiplies scores.
         if largest is not None and is_start and 2.0 * self.amax(largest) > steps[-1].before:
             clause = f"; {network.called(largest)} reaches {_extreme(largest):.3g}"
             return Growth(clause, network.parameters([largest]), remedies.SMALLER_START)
         return Growth()
 
     def shifted(self, v: nn.Variable) -> Growth:
-        """Bias or constant that most of the mean of a variable's numbers comes from."""
+        """Bias or constant that makes most of the mean of a variable's numbers."""
         seen = self.in_fp32.data.get(hash(v))
         mean = seen.sum / seen.count if seen and seen.count else 0.0
         for added, growth in self._addends(v.parent) if v.parent is not None else ():
@@ -196,13 +198,13 @@ class Operands:
         return Growth()
 
     def shrunk(self, f: Any) -> Growth:
-        """Operand that shrinks numbers up to `f`, from the largest ones on; none for a leaf."""
+        """Operand that shrinks numbers on the way to `f`, from where they are largest; none for a leaf."""
         steps = self.steps(f)
         start = max(range(len(steps)), key=lambda i: steps[i].before, default=0)
         return self.growth(steps[start:], "numbers", shrinks=True)
 
     def steps(self, f: Any, *, trained: bool = False) -> List[Step]:
-        """Functions up to `f`, along the largest inputs, if `trained`, of those with a gradient."""
+        """Functions up to `f`, along the largest inputs; `trained`: along inputs with a gradient, if any."""
         steps: List[Step] = []
         while f is not None:
             known = [v for v in f.inputs if hash(v) not in self.network.names]
@@ -232,42 +234,45 @@ class Operands:
         return steps
 
     def growth(self, steps: Sequence[Step], noun: str, *, shrinks: bool = False) -> Growth:
-        """Operands that enlarge numbers from step to step, or shrink them."""
-        uses: Dict[Tuple[str, str, str], List[float]] = {}
+        """Operand that makes numbers larger in these steps, or smaller; several if none stands out."""
+        logs: Dict[Growth, List[float]] = {}  # logarithms of the factors of steps, by operand
         first = ""
         sign, verb, size = (-1.0, "shrink", "smaller") if shrinks else (1.0, "grow", "larger")
         for g, before, after in steps:
             times = (after / before) ** sign if after and before else 0.0
-            operand = self._factor(g, times) if times > 1.0 else ("", "", "")
-            is_kept = operand[2] == remedies.SMALLER_EPS or g.info.type_name not in NORMALIZATIONS
-            if any(operand) and (is_kept or not shrinks):
+            operand = self._factor(g, times) if times > 1.0 else Growth()
+            # To make numbers smaller is a normalization's purpose, except by an eps above their variance.
+            is_meant = g.info.type_name in NORMALIZATIONS and operand.remedy != remedies.SMALLER_EPS
+            if operand.clause and not (shrinks and is_meant):
                 first = first or self.network.name(g)
-                uses.setdefault(operand, []).append(math.log(times))
-        total = sum(map(sum, uses.values()))
+                logs.setdefault(operand, []).append(math.log(times))
+        total = sum(map(sum, logs.values()))
         if total < math.log(GROWN):
             return Growth()
-        (factor, name, remedy), grown = max(uses.items(), key=lambda one: sum(one[1]))
+        operand, grown = max(logs.items(), key=lambda one: sum(one[1]))
         if sum(grown) < total / 2.0:
-            # Of a state with many paths, the product of all steps is beyond any number.
+            # Steps of a state that is reached on many paths have a product beyond float64.
             times, (begin, end) = math.exp(min(total, 700.0)), (steps[0].before, steps[-1].after)
             if begin and end:
                 times = min(times, (end / begin) ** sign)
             told = f"; {noun} {verb} from layer to layer, {times:.2g} times from {first} on"
-            names = tuple(name for _, name, _ in uses if name)
+            names = tuple(name for one in logs for name in one.parameters)
+            by_weights = sum(sum(logs[one]) for one in logs if one.parameters)
             if shrinks:
-                return Growth(told, names, remedies.VANISHING if names else remedies.TOO_SMALL)
-            by_weights = sum(sum(logs) for (_, name, _), logs in uses.items() if name)
-            remedy = remedies.EXPLODING if by_weights > total / 2.0 else remedies.UNWEIGHTED
+                remedy = remedies.VANISHING if names else remedies.TOO_SMALL
+            else:
+                remedy = remedies.EXPLODING if by_weights > total / 2.0 else remedies.UNWEIGHTED
             return Growth(told, names, remedy)
         makes = f"makes {noun} {math.exp(sum(grown) / len(grown)):.2g} times {size}"
         if len(grown) > 1:
             makes = f"is applied {len(grown)} times, and {makes} each time"
+        remedy = operand.remedy
         if shrinks and remedy != remedies.SMALLER_EPS:
-            remedy = remedies.VANISHING if name else remedies.TOO_SMALL
-        return Growth(f"; {factor}{name} {makes}", (name,) * bool(name), remedy)
+            remedy = remedies.VANISHING if operand.parameters else remedies.TOO_SMALL
+        return Growth(f"; {operand.clause} {makes}", operand.parameters, remedy)
 
     def _addends(self, f: Any) -> Iterator[Tuple[float, Growth]]:
-        """Extremes of the constants and parameters that a function adds, and the growth by each."""
+        """Largest numbers of the constant, bias and beta that a function adds, and the growth by each."""
         if f.info.type_name == "AddScalar":
             clause = f"; the constant of {self.network.name(f)} reaches {f.info.args['val']:.3g}"
             yield f.info.args["val"], Growth(clause, remedy=remedies.SMALLER_CONSTANT)
@@ -277,26 +282,27 @@ class Operands:
                 clause = f"; the bias {name} reaches {_extreme(v):.3g}"
                 yield _extreme(v), Growth(clause, (name,), remedies.SMALLER_BIAS)
 
-    def _factor(self, f: Any, growth: float) -> Tuple[str, str, str]:
-        """Operand by which a function enlarges numbers: in words, by name, and a remedy; empty for none."""
-        kind, network = f.info.type_name, self.network
+    def _factor(self, f: Any, times: float) -> Growth:
+        """Operand by which a function makes numbers that many times larger; its clause is its name."""
+        kind, args, network = f.info.type_name, f.info.args, self.network
         if kind == "MulScalar":
-            return f"the factor {f.info.args['val']:g} of {network.name(f)}", "", remedies.SMALLER_FACTOR
+            clause = f"the factor {args['val']:g} of {network.name(f)}"
+            return Growth(clause, remedy=remedies.SMALLER_FACTOR)
         named = {network.names[hash(v)]: v for v in f.inputs if hash(v) in network.names and v.ndim > 1}
         if kind.endswith("Normalization"):
             for name, v in named.items():
-                if name.endswith("gamma") and self.amax(v) ** 2 >= growth:
-                    return "the weight ", name, remedies.GAMMA
+                if name.endswith("gamma") and self.amax(v) ** 2 >= times:
+                    return Growth(f"the weight {name}", (name,), remedies.GAMMA)
             read = self.in_fp32.data.get(hash(f.inputs[0]))
-            if read and f.info.args.get("eps", 0.0) > read.mean_square:
-                return f"a normalization's eps of {f.info.args['eps']:g}", "", remedies.SMALLER_EPS
-            return f"the division by a small deviation in {network.name(f)}", "", ""
-        weight = max(named, key=lambda name: self.amax(named[name]), default="")
-        if weight:
-            return "the weight ", weight, remedies.SMALLER_START
+            if read and args.get("eps", 0.0) > read.mean_square:
+                return Growth(f"a normalization's eps of {args['eps']:g}", remedy=remedies.SMALLER_EPS)
+            return Growth(f"the division by a small deviation in {network.name(f)}")
+        if named:
+            weight = max(named, key=lambda name: self.amax(named[name]))
+            return Growth(f"the weight {weight}", (weight,), remedies.SMALLER_START)
         if kind == "Div2":
-            return f"the division by {network.called(f.inputs[1])}", "", remedies.AWAY
-        return f"the product with {network.called(f.inputs[1])}" if kind == "Mul2" else "", "", ""
+            return Growth(f"the division by {network.called(f.inputs[1])}", remedy=remedies.AWAY)
+        return Growth(f"the product with {network.called(f.inputs[1])}") if kind == "Mul2" else Growth()
 
 
 class Batches:
@@ -330,19 +336,18 @@ class Batches:
         return [v for v in self.factors(f) if not self.largest(v)]
 
     def is_disjoint(self, f: Any) -> bool:
-        """True for a product of 0 although neither factor is: a mask opens only places of zeros."""
+        """True for a product that is 0 although no factor is, as if a mask opens only places of zeros."""
         is_zero = remedies.is_a(f, "Mul2") and not self.largest(f.outputs[0])
         return is_zero and all(map(self.largest, f.inputs))
 
     def zero_origin(self, v: nn.Variable) -> nn.Variable:
-        """Origin of zeros that are only repeated or reshaped."""
+        """Variable from which zeros are only reshaped, or handed on by functions of this input alone."""
         while v.parent is not None:
             kind, read = v.parent.info.type_name, v.parent.inputs
-            # A product with zeros is 0, if its bias is 0, too.
             if v.parent in self._network.products:
                 read = self.zero_factors(v.parent)[:1]
             read = read[1:2] if kind == "Embed" else read
-            if [self.largest(w) for w in read] != [0.0]:
+            if len(read) != 1 or self.largest(read[0]):
                 break
             v = read[0]
         return v

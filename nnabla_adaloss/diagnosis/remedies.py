@@ -16,12 +16,12 @@ CHECK_MASK = "check the mask: it leaves nothing to choose from"
 CHECK_MASK_AND_LABELS = "check the mask, which may be inverted, and the labels"
 SMALLER_MARGIN = "make its epsilon smaller than the errors, or the targets larger"
 MARGIN = "use harder samples, or a larger margin"
-SMALL_FACTORS = "take factors out; a solver takes them into the learning rate"
+SMALL_FACTORS = "take factors out, and multiply the learning rate by them instead"
 INITIALISE = "initialise them randomly"
 ONE_FACTOR = "initialise one of the two randomly"
 WHY_ZERO = "check why that is 0"
 FILL = "fill it, or give a feeder that does"
-FILL_TARGET = f"{FILL}; of the output of another graph, run forward in the feeder, or use F.unlink instead"
+FILL_TARGET = f"{FILL}; if another graph computes it, run that one's forward in the feeder, or use F.unlink"
 ZEROS = "check that the feeder fills it, and that no division of integers makes it 0"
 TRAIN = "make it trainable, or start it from another number"
 SMALLER_BIAS = "start the bias nearer 0"
@@ -32,9 +32,7 @@ SOFTMAX_AXIS = "choose the axis of the places that it weighs; for a single class
 SMALLER_EPS = "use a smaller eps, such as 1e-5"
 GAMMA = "start it from 1"
 CONSTANT_INPUT = "check what it reads; feed larger batches or maps"
-SINGLE_NUMBERS = (
-    "normalise more numbers together: over the batch or all channels, or before maps become this small"
-)
+SINGLE_NUMBERS = "normalise more numbers together: over the batch or all channels, or larger maps"
 SATURATED = "make what it reads smaller, by a normalization or a factor before it"
 STEP = "use a smaller step between rounded numbers (delta), or larger numbers"
 BOUND = "shift or widen the bound, or what it reads"
@@ -45,17 +43,15 @@ LABELS = "check the labels"
 COUNT_FROM_0 = "count from 0, and check the number of classes, or the size of the table"
 SELF = "leave out places that are equal, such as a sample compared with itself"
 NO_GRADIENT = "check whether it masks everything or has no derivative"
-PADDING = (
-    "leave padding and masked places out: fill them with -1e3 before a maximum, with 1e3 before a minimum"
-)
+PADDING = "leave padding and masked places out: fill them with -1e3 before a maximum, 1e3 before a minimum"
 NO_DERIVATIVE = "use a function with a derivative, such as a factor of the scores, or a straight-through one"
 NO_BACKWARD = f"for a condition or an index, set need_grad=False on it; else {NO_DERIVATIVE}"
-SCORES_FIRST = "give it the scores first and the labels second; labels that are computed are to be unlinked"
+SCORES_FIRST = "give it the scores first and the labels second; unlink labels that are computed"
 NOT_CONSTANT = "check what the loss computes of it, which is constant"
-UNLINK_TARGET = f"{NOT_CONSTANT}: a target that is computed of the prediction is to be unlinked"
+UNLINK_TARGET = f"{NOT_CONSTANT}: unlink a target that is computed of the prediction"
 MEAN_OF_SOFTMAX = f"{NOT_CONSTANT}, as a mean over all classes of a softmax is"
 MEAN_OF_NORMALIZED = f"{NOT_CONSTANT}, as a mean of normalised numbers is: put an activation before the mean"
-NOTHING_LEFT = "leave it out, or change what it adds up or subtracts, which is 0 but for rounding"
+NOTHING_LEFT = "leave it out, or change what it adds up or subtracts, which is 0 except for rounding errors"
 CANCELS = "leave it out, or let it differ along the axis over which these are compared"
 EPSILON = "make eps smaller, or the loss larger"
 LEARNING_RATE = "use a larger learning rate: with a loss weight, divide it by that"
@@ -65,9 +61,7 @@ SMALLER_STEPS = "use a smaller learning rate"
 LARGER_GRADIENTS = "make them larger: multiply the loss, or start from larger weights"
 SMALLER_LOSS = "make the loss smaller: add up means, and look for what makes it so large"
 DECAY = "check its weight decay (wd), and its learning rate"
-UNWEIGHTED = (
-    "multiply by less, such as a smaller step of time, or normalise in between: no weight is the reason"
-)
+UNWEIGHTED = "no weight is the reason: multiply by less, such as a smaller time step, or normalise in between"
 ALIKE = "bring the loss weights of their outputs nearer, or give them a layer of their own"
 LARGER_STEPS = "use a larger learning rate"
 PROPORTIONAL = "start from other numbers than 0: steps are in proportion to them"
@@ -83,11 +77,9 @@ CHECK_SLICES = "check the slices behind it"
 NO_UNIT = "unless other batches reach them, check what reads them, or leave them out"
 UNCUT = "use the variable itself there: no unlinking, and need_grad=True"
 CUT_COPY = "set need_grad=False on a copy by F.identity, for the reader that shall pass no gradient on"
-STRAIGHT = (
-    "a straight-through estimator stops it there on purpose: train them by a loss of their own, such as "
-    "F.mean(F.squared_error(codes, F.unlink(x)))"
-)
-FORWARD = "link it, or run forward of it in the feeder"
+_LOSS_OF_CODES = "a loss of their own, such as F.mean(F.squared_error(codes, F.unlink(x)))"
+STRAIGHT = f"a straight-through estimator stops it there on purpose: train them by {_LOSS_OF_CODES}"
+FORWARD = "link it, or run its forward in the feeder"
 OTHERS = "the graph has other parameters: give the solver those that it was built with"
 NOT_DERIVED = "a derivative by nn.grad may be a constant: that of a ReLU by its input, taken twice, is 0"
 USE = "link it to the loss: look for an unlinked variable, need_grad=False or an unused output"
@@ -109,15 +101,13 @@ SMALLER = "make its weights or what it reads smaller, normalise, or use a wider 
 SMALL_TERMS = "keep small terms apart from large ones, or compute it in fp32"
 LARGER = "start it from a number that the format holds, or store this layer in a wider format"
 STATISTICS = "run batches with batch_stat=True first, or load the statistics of a training"
-TOO_SMALL = (
-    "bring them into range: fold constant factors into one, divide later, or multiply the mean instead"
-)
+TOO_SMALL = "bring them into range: fold constant factors into one, divide later, or multiply the mean"
 SCALE_DATA = "multiply the data by a constant before they are fed"
-NO_UNITS = f"{SCALE_DATA}, and leave out the factors of such units, of {{}}"
+NO_UNITS = f"{SCALE_DATA}, and leave out the factors that convert such units, in {{}}"
 LOGARITHMS = "add up logarithms instead of multiplying"
 CHAIN = f"{LOGARITHMS}, or normalise after each product"
 VANISHING = "start from larger weights, such as Glorot's, or normalise between layers"
-ROOM = "normalise, or start from smaller weights, before they leave it in training"
+ROOM = "normalise, or start from smaller weights, so that training does not push them beyond it"
 EXPLODING = "start from smaller weights or normalise between layers"
 EXP_OF_LESS = "bring what it reads nearer to 0, such as by a larger bandwidth, or go on with its logarithm"
 MORE_BITS = "use a format with more bits there"
@@ -155,7 +145,7 @@ NORMALISE_DATA = "normalise the data"
 MEAN_LOSS = "Add up means rather than sums"
 SHIFTS = (SMALLER_BIAS, SMALLER_CONSTANT, NORMALISE_DATA)  # remedies for a shift of all numbers
 
-# By function; for numbers that are too large, and for others.
+# Remedies by function: for results that are too large, and for others that are not finite.
 _TOO_LARGE = {
     **dict.fromkeys(("Div2", "RDivScalar", "Pow2"), AWAY),
     "Sum": "use F.mean, or sum less at a time",
@@ -172,36 +162,34 @@ _UNDEFINED = {
     "Norm": INSIDE_ROOT,
     "NormNormalization": AWAY,
 }
-# Where it is unknown which operand makes numbers large.
-_SIZES = {
-    "Exp": f"subtract the maximum, or {BOUND_EXP}",
-    "BatchMatmul": PRODUCT,
-}
+# Remedies for results of large numbers, if no operand is known that makes these large.
+_SIZES = {"Exp": f"subtract the maximum, or {BOUND_EXP}", "BatchMatmul": PRODUCT}
+# Remedies for results with a large rounding error.
 _IMPRECISE = {
     "KLMultinomial": "apply F.softmax to the scores first",
     **dict.fromkeys(("Sin", "Cos"), PERIOD),
     "BinaryCrossEntropy": OF_SCORES.format("sigmoid"),
     "CategoricalCrossEntropy": OF_SCORES.format("softmax"),
 }
-# Functions that pass a number on, or shift it.
+# Functions that pass numbers on, or shift or scale them all alike.
 _PASSING = ("AddScalar", "MulScalar", "MaximumScalar", "Reshape", "Broadcast", "BroadcastTo")
 
 
 def of(f: Any, known: str = "", *, too_large: bool = False) -> str:
     """Remedy for a function whose output or gradient is not finite; `known`: that of an operand."""
-    kind = f.info.type_name
+    kind, readers = f.info.type_name, [*_readers(f)]
     if kind == "Exp":
-        if any(is_a(g, "Log") for g in _readers(f)):
+        if any(is_a(g, "Log") for g in readers):
             return SOFTPLUS
-        # A factor may leave out some, such as a sample itself.
-        weighted = (h for g in _readers(f) if is_a(g, "Mul2") for h in _readers(g))
-        sums = (g for g in (*_readers(f), *weighted) if is_a(g, "Sum"))
+        # A softmax by hand may multiply by a mask before the sum, which leaves out the sample itself.
+        masked = (h for g in readers if is_a(g, "Mul2") for h in _readers(g))
+        sums = (g for g in (*readers, *masked) if is_a(g, "Sum"))
         behind = {h.info.type_name for g in sums for h in _readers(g)}
         if not behind.isdisjoint(("Div2", "Log")):
             return SOFTMAX if "Div2" in behind else LOG_SOFTMAX
         if not f.inputs[0].need_grad:
             return EXP_OF_LESS
-        if known in ("", EXPLODING) and any(is_a(g, "Mul2") for g in _readers(f)):
+        if known in ("", EXPLODING) and any(is_a(g, "Mul2") for g in readers):
             return BOUND_FACTOR
     factors = (g for v in f.outputs for g in v.function_references if is_a(g, "MulScalar"))
     if kind == "BatchMatmul" and any(abs(g.info.args["val"]) < 1.0 for g in factors):
@@ -212,7 +200,7 @@ def of(f: Any, known: str = "", *, too_large: bool = False) -> str:
             return SOFTMAX
         if is_a(divisor, "Norm") or (is_a(divisor, "PowScalar") and 0.0 < divisor.info.args["val"] < 1.0):
             return INSIDE_ROOT
-    if kind == "Log" and any(is_a(g, "Where") for g in _readers(f)):
+    if kind == "Log" and any(is_a(g, "Where") for g in readers):
         return CHOOSE_BEFORE
     if kind == "Log" and _adds_exponentials(f.inputs[0]):
         return LOG_SOFTMAX

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients that are 0 but for rounding errors, and the functions that make them so."""
+"""Gradients that are 0 except for rounding errors, and the functions that make them so."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from .watching import Sight, largest
 # rounding errors.
 _FINER, _NOISE, _AMPLIFIED = Format.ieee("finer", exponent_bits=8, mantissa_bits=21), 0.25, 1e-4
 _EXACT = Format.ieee("exact", exponent_bits=8, mantissa_bits=22)
-# Functions that add up or subtract, and those that hand on what is the same for all numbers.
 _SUMS = {"Add2", "AddScalar", "AveragePooling", "GlobalAveragePooling", "Mean", "RSubScalar", "Sub2", "Sum"}
+# Functions through which a shift of all numbers remains one.
 _LINEAR = {*PRODUCTS, "Add2", "AddScalar", "Broadcast", "BroadcastTo", "MulScalar", "Reshape", "Transpose"}
-# Functions that compare numbers, and so remove what is the same for all.
+# Functions that compare numbers, and so remove a shift of all.
 _COMPARING = {*SOFTMAX_OR_LOSS, *NORMALIZATIONS}
 
 
@@ -39,7 +39,7 @@ class RoundingNoise:
         self._network, self._passes, self._layers = network, passes, passes.layers
         self._loss = loss = network.examined.loss
         self._finer = FormatEmulation(loss, _FINER)
-        # Loss of the exact gradients: of a carried state, what readers have read, as with any storage.
+        # Forward overwrites a carried state before backward reads it; an emulation restores what was read.
         self.exact: LossLike = FormatEmulation(loss, _EXACT) if network.examined.carries_state else loss
         self._finely = Tally(key for layer in self._layers for key in layer.weights)
         self._amplifies = False
@@ -51,10 +51,9 @@ class RoundingNoise:
         """Find the functions in the first batch."""
         network, finely = self._network, Sight(self._network, in_fp32)
         network.examined.forward(self._finer, 0, finely.after_forward)
-        # Errors of 21 bits nearly as large as the numbers: those of fp32 are a quarter of it.
-        jumps = [f for f in finely.jumps(_NOISE / 100.0, 0.7) if f in network.nodes]
-        found = [f for f in jumps if remedies.is_a(f, *_SUMS, *NORMALIZATIONS)]
-        self.functions = [f for f in found if not network.is_copy(f)]
+        # Where errors of 21 bits are as large as the numbers, those of fp32 are a quarter of these.
+        jumps = (f for f in finely.jumps(_NOISE / 100.0, 0.7) if remedies.is_a(f, *_SUMS, *NORMALIZATIONS))
+        self.functions = [f for f in jumps if f in network.nodes and not network.is_copy(f)]
 
     def compare(self, index: int, in_fp32: Gradients, loss: float) -> None:
         """Compare the gradients of a batch."""
@@ -66,12 +65,12 @@ class RoundingNoise:
         self._sights, self.gradients = sights, self._finely.zeros()
         if not self._amplifies:
             self.gradients |= self._finely.differing(_NOISE)
-        # Biases beside weights with rounding errors, too: theirs may be equal by chance.
+        # A bias beside weights of rounding errors has such errors, too, even if both passes agree by chance;
+        # unless its gradient is much larger.
         for layer in self._layers:
             sizes = {key: largest(s.gradients.get(key) for s in sights) for key in layer.weights}
             of_weights = {key: sizes[key] for key, v in layer.weights.items() if v.ndim > 1}
             if of_weights.keys() <= self.gradients:
-                # A much larger gradient is no error.
                 most = 16.0 * max(of_weights.values(), default=0.0)
                 self.gradients |= {key for key, size in sizes.items() if size <= most}
 
@@ -87,11 +86,11 @@ class RoundingNoise:
         return Cause("rounding_noise", self._network.name(f), what, remedy, spoils=tuple(spoils))
 
     def causes(self, names: Sequence[str]) -> Iterator[Cause]:
-        """Cause of gradients that are mathematically 0, at the layer next to the loss that tells why."""
+        """Cause of gradients that are mathematically 0, at the last layer for which the reason is known."""
         network, alike = self._network, alike_weights(self._network)
         layers = [layer for layer in self._layers if layer.name in names]
         cuts = set() if alike else self._cuts(layers)
-        # Not layers before a difference of equal networks, as of a student and its teacher: 0 at the start.
+        # A student learns once it differs from its teacher, of which it is a copy at the start.
         differences = set(filter(network.is_copy, cuts))
         layers = [layer for layer in layers if differences.isdisjoint(self._behind(layer))]
         spoils = tuple(layer.name for layer in layers)
@@ -103,13 +102,13 @@ class RoundingNoise:
             what += f", as units stay alike: all numbers are equal in {listed(alike)}"
             yield Cause("equal_units", spoils[-1], what, remedies.INITIALISE, spoils=spoils)
             return
-        told = ((layer.name, *self._cancelled(layer, cuts)) for layer in reversed(layers))
+        reasons = ((layer.name, *self._cancelled(layer, cuts)) for layer in reversed(layers))
         unknown = spoils[-1], "", remedies.NOT_CONSTANT
-        name, clause, remedy = next((one for one in told if one[1]), unknown)
+        name, clause, remedy = next((one for one in reasons if one[1]), unknown)
         yield Cause("rounding_noise", name, what + clause, remedy, spoils=spoils)
 
     def is_bias(self, layer: Layer) -> bool:
-        """True for vectors that reach only a normalization, which removes them."""
+        """True for a layer of vectors, such as a bias by hand, before a normalization, which removes them."""
         is_vector = all(max(v.shape, default=1) == v.size for v in layer.weights.values())
         return is_vector and remedies.is_a(self._first_reader(layer), *NORMALIZATIONS)
 
@@ -118,16 +117,15 @@ class RoundingNoise:
         network, reader = self._network, self._first_reader(layer)
         own = [f for f in self._behind(layer) if f in cuts]
         if own and remedies.is_a(own[0], *_COMPARING):
-            is_softmax = remedies.is_a(own[0], *SOFTMAX)
-            remedy = remedies.MEAN_OF_SOFTMAX if is_softmax else remedies.MEAN_OF_NORMALIZED
-            why = "hands none on, as all numbers that it compares get the same"
+            why = f": {network.name(own[0])} hands none on, as "
             same = self._same_inputs(own[0])
             if same:
-                remedy, why = remedies.DIFFERENT, "hands none on, as the same numbers are read by "
-                why += network.listed(same)
-            return f": {network.name(own[0])} {why}", remedy
+                return f"{why}the same numbers are read by {network.listed(same)}", remedies.DIFFERENT
+            is_softmax = remedies.is_a(own[0], *SOFTMAX)
+            remedy = remedies.MEAN_OF_SOFTMAX if is_softmax else remedies.MEAN_OF_NORMALIZED
+            return f"{why}all numbers that it compares get the same", remedy
         if remedies.is_a(reader, *_COMPARING):
-            why = "removes it, as it is the same for all numbers that this compares"
+            why = "removes what this layer adds, which is the same for all numbers that it compares"
             return f": {network.name(reader)} {why}", remedies.CANCELS
         return f": its parts cancel in {network.listed(own)}" * bool(own), remedies.NOT_CONSTANT
 
@@ -143,7 +141,7 @@ class RoundingNoise:
         return self._network.behind(layer.outputs or layer.weights)
 
     def _first_reader(self, layer: Layer) -> Any:
-        """First function behind a layer that does more than to hand on what is the same for all numbers."""
+        """First function behind a layer through which a shift of all its numbers does not remain one."""
         others = (f for f in self._behind(layer) if layer.outputs.keys().isdisjoint(map(hash, f.outputs)))
         return next((f for f in others if f.info.type_name not in _LINEAR), None)
 
@@ -168,5 +166,5 @@ class RoundingNoise:
 
         self._passes.with_one_scale(self.exact, pre=lambda f: exact.update(read(f)))
         self._passes.with_one_scale(self._finer, pre=compare)
-        exactly = noise.isdisjoint
-        return {f for f in behind if exactly(map(hash, f.outputs)) and not exactly(map(hash, f.inputs))}
+        gets_noise = {f for f in behind if not noise.isdisjoint(map(hash, f.outputs))}
+        return {f for f in behind if f not in gets_noise and not noise.isdisjoint(map(hash, f.inputs))}

@@ -23,11 +23,11 @@ from .watching import Sight, largest
 Shrinking = Callable[[str], Tuple[str, str]]
 
 _BY_LEARNING_RATE = {"Sgd", "Momentum", "Nesterov", "SgdW"}  # steps are the gradient times the rate
-_TAKEN = 8  # number of steps: a momentum has grown then
-_SHRUNK = 0.75  # share of all parameters that is left by steps of which a weight decay takes far too much
-_CLIPPED = 1e3  # factor from which `on_gradients` is at fault for small gradients
-_NO_STEP = 1e-5  # share of the weights: a thousand smaller steps leave 99 % of them as they are
-_DECAYED = 0.01  # gradients below this share of the weight decay count as nothing beside it
+_TAKEN = 8  # number of steps, after which a momentum has grown
+_SHRUNK = 0.75  # a weight decay is too large if the steps leave less than this share of all parameters
+_CLIPPED = 1e3  # `on_gradients` is at fault for small gradients if it divides them by more than this
+_NO_STEP = 1e-5  # a thousand steps that change a smaller share of the weights change 1 % of them at most
+_DECAYED = 0.01  # gradients below this share of the weight decay have no effect beside it
 
 
 def _norm(arrays: Iterable[NDArray[Any]]) -> float:
@@ -46,7 +46,7 @@ class _Record:
 
 
 class Steps:
-    """First steps from the gradients of each batch, all undone; `on_gradients` is called before."""
+    """First steps from the gradients of each batch, after `on_gradients`; all are undone."""
 
     def __init__(self, examined: Subject, layers: Sequence[Layer]) -> None:
         self._examined, self._layers, solver = examined, layers, examined.solver
@@ -55,8 +55,8 @@ class Steps:
         self._solver: Any = solver if all(has(solver, one) for one in methods) else None
         self._records = {layer.name: _Record() for layer in layers}
         self._broken: Set[str] = set()  # parameters that the steps make nonfinite
-        # Smallest share of all parameters that the steps leave, and the largest of one that a step changes.
-        self._left_by_steps, self._share = 1.0, 0.0
+        self._left_by_steps = 1.0  # smallest share of the norm of all parameters that the steps leave
+        self._share = 0.0  # largest share of a parameter's norm by which a step changes it
         self._losses: Tuple[float, float] = (1.0, 1.0)  # before and after a step that makes it far larger
 
     def take(self, index: int, in_fp32: Sight) -> None:
@@ -68,7 +68,7 @@ class Steps:
             record, every = self._records[layer.name], list(layer.weights.values())
             if examined.on_gradients is not None:
                 record.arriving = max(record.arriving, largest(map(in_fp32.gradients.get, layer.weights)))
-            # A bias gets a gradient also where all that its layer reads is next to 0.
+            # Where a layer reads next to nothing, its weight gets a small gradient, but its bias a large one.
             weights = [v for v in every if v.ndim > 1 and v.g.any()] or every
             record.left = max(largest(in_fp32.statistics(v.grad) for v in weights), record.left)
             if examined.weight_decay:
@@ -97,7 +97,7 @@ class Steps:
             size = _norm(before.values())
             left = _norm(v.d for v in parameters.values()) / size if size else 1.0
             if solver.name in _BY_LEARNING_RATE:
-                # A momentum adds up steps.
+                # With a momentum of 0.9, steps add up to ten times the learning rate.
                 rate = solver.learning_rate() / max(1.0 - solver.info.get("momentum", 0.0), 0.01)
                 left = min(left, abs(1.0 - rate * examined.weight_decay))
             self._left_by_steps = min(self._left_by_steps, left**_TAKEN)
@@ -107,26 +107,26 @@ class Steps:
             now = {hash(v): v.d for v in parameters.values()}
             if size:
                 nonzero = [key for key, x in before.items() if x.any()]
-                # A bias beside weights may have just left 0.
+                # Any step is large beside a bias that has just left 0.
                 weights = [key for key in nonzero if before[key].ndim > 1] or nonzero
                 share = max(_norm([now[key] - before[key]]) / _norm([before[key]]) for key in weights)
                 self._share = max(self._share, share / _TAKEN)
                 self._left_by_steps = min(self._left_by_steps, _norm(now.values()) / size)
             self._broken |= {name for name in sound if not np.isfinite(parameters[name].d).all()}
             for layer in self._layers:
-                held = [v for key, v in layer.weights.items() if key in before]
-                # A bias beside weights is often 0, which any step changes.
-                trained = [v for v in held if v.ndim > 1 and v.g.any()] or [v for v in held if v.g.any()]
+                own = [v for key, v in layer.weights.items() if key in before and v.g.any()]
+                # Any step changes a bias of 0, even one that no weight notices.
+                trained = [v for v in own if v.ndim > 1] or own
                 shares = [float(np.mean((v.d != before[hash(v)])[v.g != 0.0])) for v in trained]
-                # What the solver does not have is not judged.
-                record = self._records[layer.name]
-                record.moved = max([record.moved, *shares, float(not held)])
+                # A layer that the solver does not have need not move.
+                record, is_foreign = self._records[layer.name], before.keys().isdisjoint(layer.weights)
+                record.moved = max([record.moved, *shares, float(is_foreign)])
 
     def _compare_losses(self, index: int, before: Dict[int, NDArray[Any]]) -> None:
         """Compare the loss after a step from the weights `before` it with that of the last forward."""
         examined, parameters = self._examined, self._solver.get_parameters().values()
         step, old = _norm(v.d - before[hash(v)] for v in parameters), _norm(before.values())
-        # Most first steps change some hundredths, and make the loss smaller.
+        # Only a step larger than the weights is worth a forward: most change some hundredths.
         if 0.0 < old < step < math.inf:
             loss = float(examined.loss.d)
             examined.forward(examined.loss, index)
@@ -140,7 +140,7 @@ class Steps:
         zeroed = [name for name, record in records.items() if record.arriving and not record.left]
         if zeroed and left:
             yield Note("on_gradients makes all gradients 0 of ", zeroed, ".")
-        # Clipping is noted earlier if it leaves small steps.
+        # Less clipping is noted, too, if steps are small.
         least = 100.0 if 0.0 < self._share < 1e-4 else _CLIPPED
         if least * left < arriving < math.inf and left:
             end = f" leaves {left:.1e} of unscaled gradients of {arriving:.1e}: {remedies.CLIP_LESS}."
@@ -177,8 +177,8 @@ class Steps:
             yield Cause("learning_rate", self._solver.name, what, remedies.RATE)
         trained = {name: one.left for name, one in records.items() if one.left and name not in noisy}
         settings = {} if self._solver is None else self._solver.info
-        decays = "beta1", "beta2", "decay", "momentum"  # decays of averages
-        beyond = [key for key in decays if settings.get(key, 0.0) >= 1.0]
+        of_averages = "beta1", "beta2", "decay", "momentum"
+        beyond = [key for key in of_averages if settings.get(key, 0.0) >= 1.0]
         before, after = self._losses
         if beyond:
             what = f"its {beyond[0]} is {settings[beyond[0]]:g}"
@@ -191,7 +191,7 @@ class Steps:
             least = min((one.left for one in records.values() if one.left), default=1.0)
             shrinks = settings.get("wd", 0.0) * self._solver.learning_rate() > 1.0 - _SHRUNK ** (1.0 / _TAKEN)
             remedy = remedies.DECAY if shrinks else remedies.SMALLER_STEPS
-            # Weighed by 1 - beta2 = 1e-3, these squares lose bits.
+            # Adam multiplies squares by 1 - beta2 = 1e-3: those of 1e-17 lose bits in fp32.
             if least < 1e-17 and self._solver.name not in _BY_LEARNING_RATE:
                 what += f": the squares of gradients of {least:.1e} are next to 0 in fp32"
                 remedy = remedies.LARGER_GRADIENTS
@@ -209,13 +209,12 @@ class Steps:
         return max(arriving for arriving, _ in pairs), max(left for _, left in pairs)
 
     def _small(self, trained: Dict[str, float], shrinking: Shrinking) -> Iterator[Cause]:
-        """Cause of gradients, given by largest magnitude, that are too small for the solver."""
+        """Cause of gradients that are too small for the solver; `trained`: the largest one of each layer."""
         solver, kind, records = self._solver, self._solver.name, self._records
-        # Lamb divides its steps by their norm.
+        # Lamb divides its steps by their norm, so that its epsilon makes none of them small.
         epsilon = 0.0 if kind == "Lamb" else float(solver.info.get("eps", 0.0))
-        # These add epsilon below a root.
-        of = "the root of " * (kind in ("AdaBelief", "Adadelta", "RMSpropGraves"))
-        least = math.sqrt(epsilon) if of else epsilon
+        is_below_root = kind in ("AdaBelief", "Adadelta", "RMSpropGraves")  # where these solvers add it
+        least = math.sqrt(epsilon) if is_below_root else epsilon
         small = [name for name, amax in trained.items() if amax < least or records[name].moved < 0.01]
         if not small:
             arriving, left = self._largest()
@@ -229,26 +228,27 @@ class Steps:
                     yield Cause("small_steps", kind, f"its steps {clause}", remedy)
             return
         name = min(small, key=trained.__getitem__)
-        told, remedy = "epsilon", remedies.LARGER_LOSS if kind == "Adadelta" else remedies.EPSILON
-        limit = f"below {of}the solver's epsilon of {epsilon:.0e}"
-        if not trained[name] < least:
-            told, remedy, rate = "small_steps", remedies.LEARNING_RATE, solver.learning_rate()
-            limit = f"and times the learning rate of {rate:g} it is below the last bit of its weights"
-            if kind not in _BY_LEARNING_RATE:
-                remedy = remedies.LARGER_STEPS
-                if kind in ("Lamb", "Lars"):  # their steps are in proportion to the norm of a parameter
-                    weights = next(layer.weights for layer in self._layers if layer.name == name)
-                    is_set = any(v.d.any() for v in weights.values())
-                    remedy = remedies.LARGER_SHARE if is_set else remedies.PROPORTIONAL
-                limit = f"and the steps that {kind} makes of it, at a learning rate of {rate:g}, are below "
-                limit += "the last bit of its weights"
-        if trained[name] > 1e19:
+        amax, arriving, rate = trained[name], records[name].arriving, solver.learning_rate()
+        told, remedy = "small_steps", remedies.LARGER_STEPS
+        if amax > 1e19:
             told, remedy, limit = "large_gradient", remedies.SMALLER_LOSS, "whose square fp32 does not hold"
-        what = f"its gradient reaches {trained[name]:.1e}, {limit}"
-        if records[name].arriving > _CLIPPED * trained[name]:
+        elif amax < least:
+            told, remedy = "epsilon", remedies.LARGER_LOSS if kind == "Adadelta" else remedies.EPSILON
+            limit = f"below {'the root of ' * is_below_root}the solver's epsilon of {epsilon:.0e}"
+        elif kind in _BY_LEARNING_RATE:
+            remedy = remedies.LEARNING_RATE
+            limit = f"and times the learning rate of {rate:g} it is below the last bit of its weights"
+        else:
+            limit = f"and the steps that {kind} makes of it, at a learning rate of {rate:g}, are below "
+            limit += "the last bit of its weights"
+            if kind in ("Lamb", "Lars"):  # their steps are in proportion to the norm of a parameter
+                weights = next(layer.weights for layer in self._layers if layer.name == name)
+                is_set = any(v.d.any() for v in weights.values())
+                remedy = remedies.LARGER_SHARE if is_set else remedies.PROPORTIONAL
+        what = f"its gradient reaches {amax:.1e}, {limit}"
+        if arriving > _CLIPPED * amax:
             told, remedy = "on_gradients", remedies.CLIP_LESS
-            what = f"its gradient reaches {records[name].arriving:.1e}, of which on_gradients leaves "
-            what += f"{trained[name]:.1e}, {limit}"
+            what = f"its gradient reaches {arriving:.1e}, of which on_gradients leaves {amax:.1e}, {limit}"
         others = [one for one in small if one != name]
         clause, known = shrinking(name)
         what += f" (as {'those' if others[1:] else 'that'} of {listed(others)})" * bool(others)
@@ -258,9 +258,9 @@ class Steps:
         yield Cause(told, name, what, known or remedy, len(small) == len(trained), tuple(small))
 
     def _only_decaying(self, trained: Dict[str, float]) -> Iterator[Cause]:
-        """Cause of gradients that are nothing beside the weight decay."""
+        """Cause of a weight decay beside which all gradients are far too small."""
         decaying = {name: one for name, one in self._records.items() if name in trained and one.decay}
-        # At the end of a training both are equal.
+        # At the end of a training, gradients and decay are as large as each other: that is not a fault.
         if decaying and all(one.norm < _DECAYED * one.decay for one in decaying.values()):
             name, most = max(decaying.items(), key=lambda item: item[1].decay)
             what = f"its gradient has a norm of {most.norm:.1e}, and weight decay adds one of "

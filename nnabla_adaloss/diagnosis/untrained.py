@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import gc
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
 import nnabla as nn
 import numpy as np
@@ -15,7 +15,7 @@ from .causes import Cause, Note, listed
 from .network import DIFFERENCES, Network, read_by, scope_of
 from .target import input_name
 
-# Functions with steps that nnabla passes no gradient through.
+# Begins of the names of functions whose outputs jump, so that nnabla passes no gradient through them.
 _COMPARISONS = ("Greater", "Less", "Equal", "NotEqual", "Logical")
 _STEPS = ("OneHot", "SearchSorted", *_COMPARISONS)
 
@@ -30,22 +30,22 @@ def untrained(network: Network) -> Iterator[Cause]:
     missed = _missed(network)
     if missed and (solver is not None or not network.reached_leaves):
         whose = "of the solver's parameters" if solver is not None else "parameters"
-        told = f"{len(missed)} {whose}: {listed([*missed])}"
-        nothing = len(missed) == len(parameters) or not network.reached_leaves
-        first, cut = next(iter(missed)), _cut(network, missed)
-        place, what, remedy = scope_of(first), "the loss does not depend on", remedies.USE
+        nothing_learns = len(missed) == len(parameters) or not network.reached_leaves
+        cut = _cut(network, missed)
+        place, what, remedy = scope_of(next(iter(missed))), "the loss does not depend on", remedies.USE
         if cut is not None:
             place, how, remedy = cut
             what = f"its output {how}, and no gradient gets to"
-        elif nothing and network.graph.positions.keys().isdisjoint(missed.values()):
-            # Data with a gradient are no parameters.
+        elif nothing_learns and network.graph.positions.keys().isdisjoint(missed.values()):
+            # Of leaves with a gradient, those that the feeder fills are data, as in an adversarial attack.
             has_others = not network.leaves.keys() <= network.examined.fed
             remedy = remedies.OTHERS if has_others else remedies.NOT_DERIVED
-        yield Cause("untrained", place, f"{what} {told}", remedy, nothing, parameters=(*missed,))
+        what += f" {len(missed)} {whose}: {listed([*missed])}"
+        yield Cause("untrained", place, what, remedy, nothing_learns, parameters=(*missed,))
 
 
 def notes(network: Network) -> Iterator[Note]:
-    """Note parameters without a solver, or, for a loss alone, without a gradient: perhaps on purpose."""
+    """Note parameters without a solver, or, for a loss alone, without a gradient: both may be on purpose."""
     examined = network.examined
     missed = _missed(network) if examined.solver is None and network.reached_leaves else {}
     if missed:
@@ -55,7 +55,7 @@ def notes(network: Network) -> Iterator[Note]:
         begin = f"No gradient gets to {len(missed)} parameter{'s' * (len(missed) > 1)}: "
         yield Note(begin, [*missed], where)
         return
-    # A solver's variables have need_grad=False.
+    # A solver's own variables have need_grad=False, so arrays are compared.
     wanted = {hash(v.data) for v in nn.get_parameters().values()}
     constants = wanted & {hash(v.data) for v in network.graph.leaves.values() if not v.need_grad}
     constants -= {hash(v.data) for v in network.leaves.values()}  # such as a choice by the same network
@@ -78,7 +78,7 @@ def notes(network: Network) -> Iterator[Note]:
         end = ". If this program is to train them, call set_parameters after all layers are built, with "
         told = f"No solver has {len(found)} of the parameters that get a gradient: "
         yield Note(told, found, f"{end}reset=False after another call.")
-    # Data with a gradient change, such as those of an adversary.
+    # Data that the feeder fills may get a gradient, too, as in an adversarial attack.
     unnamed = [v for key, v in left.items() if key not in {*network.names, *examined.fed}]
     if unnamed:
         end = ", which gets a gradient: create it by nn.parameter.get_parameter_or_create, if it is to learn."
@@ -86,7 +86,7 @@ def notes(network: Network) -> Iterator[Note]:
 
 
 def alike_weights(network: Network) -> List[str]:
-    """Trained weights of one number, other than 0, whose units meet such weights again: they stay alike."""
+    """Weights of equal numbers whose units stay alike, as the next weights are of equal numbers, too."""
     # Each unit of a depthwise convolution reads numbers of its own.
     mixing = (f for f in network.weighted if not f.info.type_name.startswith("Depthwise"))
     weights = ((f, f.inputs[1]) for f in mixing if f.inputs[1].need_grad)
@@ -109,38 +109,41 @@ def _missed(network: Network) -> Dict[str, int]:
     wanted = registered if examined.solver is None else examined.parameters
     if examined.solver is None and not network.reached_leaves:
         return {name: key for key, name in network.names.items() if key not in frozen}
-    got = network.reached_leaves | frozen  # a solver's parameters have no order
-    # A bias before nn.grad has no effect.
-    ended = network.walk(f for f in network.graph.functions if f.info.type_name == "GradEndFunction")
-    got |= read_by(ended)
-    # An average, some of whose parameters are as they were, or nothing yet.
+    got = network.reached_leaves | frozen
+    # The last bias before nn.grad has no effect on a derivative.
+    got |= read_by(network.walk(f for f in network.graph.functions if f.info.type_name == "GradEndFunction"))
+    # Parameters in the scope of a moving average that the feeder writes, even if some have not changed yet.
     averages = {name.partition("/")[0] for name in examined.written}
-    unwritten = sorted(name for name in wanted if name.partition("/")[0] not in averages)
-    missed = {name: hash(wanted[name]) for name in unwritten if hash(wanted[name]) not in got}
-    # For a loss alone the parameters to train are unknown: a discriminator's loss reaches no generator, and a
-    # frozen part has no gradient on purpose. Then those between trained layers and behind a variable with
-    # need_grad=False count, or all if data reaches trained layers only through parts that are cut off.
+    others = {n: hash(wanted[n]) for n in sorted(wanted) if n.partition("/")[0] not in averages}
+    missed = {name: key for name, key in others.items() if key not in got}
+    # A loss alone does not tell which parameters are to learn: a discriminator's loss reaches no generator.
     if examined.solver is None and not _cut_from_data(network):
-        walked = network.walk([v.parent for v in _cut_off(network) if _is_only_data(network, v)], _linked)
-        disabled = network.walk(filter(_is_disabled, walked), _linked)
-        # A comparison is not part of a teacher, nor a choice that trained layers read, as a critic's do.
-        before = [*network.walk([v.parent for v in _cut_off(network)])]
-        compares = (g for g in before if g.info.type_name.startswith(_COMPARISONS))
-        choices = (g for g in before if g.info.type_name == "OneHot")
-        # A label meets only the loss.
-        chooses = (g for g in choices if not network.trained.isdisjoint(network.behind(map(hash, g.outputs))))
-        apart = (*disabled, *network.walk(compares, _enabled), *network.walk(chooses, _linked))
-        # Leaves that are read without a gradient, together with outputs of trained layers.
-        outputs = (hash(v) for f in network.graph.functions if f in network.reached for v in f.outputs)
-        beside = [f for f in network.behind(outputs) if f not in network.reached]
-        counted = {hash(v) for f in beside for v in f.inputs if v.parent is None}
-        counted |= read_by(apart)
-        missed = {name: key for name, key in missed.items() if key in counted}
+        forgotten = _seem_forgotten(network)
+        missed = {name: key for name, key in missed.items() if key in forgotten}
     return missed
 
 
+def _seem_forgotten(network: Network) -> Set[int]:
+    """Keys of leaves without a gradient that trained layers depend on; a frozen part or a teacher is none."""
+    cut_off = [*_cut_off(network)]
+    # Layers before an output with need_grad=False, which some trained layer reads alone.
+    only_data = network.walk([v.parent for v in cut_off if _is_only_data(network, v)], _linked)
+    found = {*network.walk(filter(_is_disabled, only_data), _linked)}
+    # A mask of lengths is computed by a comparison, and the action that a critic reads by a choice.
+    before = [*network.walk(v.parent for v in cut_off)]
+    found.update(network.walk((g for g in before if g.info.type_name.startswith(_COMPARISONS)), _enabled))
+    # A label of a teacher is a choice, too, but only the loss reads it.
+    choices = (g for g in before if g.info.type_name == "OneHot")
+    read = (g for g in choices if not network.trained.isdisjoint(network.behind(map(hash, g.outputs))))
+    found.update(network.walk(read, _linked))
+    # Leaves that meet outputs of trained layers, from where on no gradient comes back.
+    outputs = (hash(v) for f in network.graph.functions if f in network.reached for v in f.outputs)
+    beside = (f for f in network.behind(outputs) if f not in network.reached)
+    return read_by(found) | {hash(v) for f in beside for v in f.inputs if v.parent is None}
+
+
 def _is_only_data(network: Network, v: nn.Variable) -> bool:
-    """True if trained parameters are applied to nothing else; a target or a fake is cut off on purpose."""
+    """True if some trained parameter is applied to nothing else, unlike a discriminator's to a fake."""
     behind = set(network.behind([hash(v)]))
     return any(behind.issuperset(network.readers[key]) for key in network.leaves)
 
@@ -154,12 +157,12 @@ def _enabled(f: Any) -> List[nn.Variable]:
 
 
 def _is_step(f: Any) -> bool:
-    """True if nnabla passes no gradient through a function of steps."""
+    """True for a function whose outputs jump, so that nnabla passes no gradient through it."""
     return bool(f.info.args.get("only_index") or f.info.type_name.startswith(_STEPS))
 
 
 def _is_straight_through(network: Network, v: nn.Variable) -> bool:
-    """True for a difference of a choice and its input that is added to the input: x + stopped(chosen - x)."""
+    """True for the difference of a straight-through estimator: x + stop(chosen - x)."""
     difference = v.parent.inputs[0].parent if remedies.is_a(v.parent, "Identity", "Unlink") else v.parent
     if not remedies.is_a(difference, "Sub2"):
         return False
@@ -182,7 +185,7 @@ def _cut_from_data(network: Network) -> bool:
     """True if trained layers read only data from parts without a gradient."""
 
     def is_passed(f: Any) -> bool:
-        # With nothing to train, it only prepares the data.
+        # A function without a trained input, such as of an augmentation, only prepares the data.
         is_cut = f.info.type_name == "Unlink" or any(v.need_grad for v in f.inputs)
         return f in network.reached or not is_cut
 
@@ -192,34 +195,35 @@ def _cut_from_data(network: Network) -> bool:
 
 
 def _cut(network: Network, missed: Mapping[str, int]) -> Optional[Tuple[str, str, str]]:
-    """Function at whose output the gradient to parameters stops, why, and the remedy; None for none."""
+    """Function at whose output the gradient to parameters stops, why, and the remedy; None if unknown."""
     names = {key: name for name, key in missed.items()}
     behind = set(network.behind(names))
+    # Cuts by likelihood: an index, and more so the target of a loss, may be cut off on purpose.
+    plain: List[Tuple[str, str, str]] = []
     steps: List[Tuple[str, str, str]] = []
     targets: List[Tuple[str, str, str]] = []
     for v in _cut_off(network):
-        before = network.in_order(network.walk([v.parent]))
+        before, readers = network.in_order(network.walk([v.parent])), network.readers[hash(v)]
         walked = network.walk([v.parent], lambda f: [] if _is_step(f) else f.inputs)
         smooth = network.in_order(g for g in walked if not _is_step(g))
-        if any(hash(w) in names for g in smooth for w in g.inputs):
-            g, how = next(filter(_is_disabled, smooth), before[-1]), "has need_grad=False"
-            if g.info.type_name == "Unlink":
-                g, how = g.inputs[0].parent or g, "is unlinked"
-            is_shared = any(f in network.reached for f in network.readers[hash(v)][1:])
-            cut = network.name(g), how, remedies.CUT_COPY if is_shared else remedies.UNCUT
-            if _is_straight_through(network, v):
-                targets.append((*cut[:2], remedies.STRAIGHT))
-            elif all(remedies.is_a(f, *DIFFERENCES) for f in network.readers[hash(v)]):
-                targets.append(cut)  # of a loss, perhaps on purpose, if a step ends another way
-            else:
-                return cut
-        else:
-            # On purpose, perhaps, if another way is cut off.
+        if read_by(smooth).isdisjoint(names):
             ending = (network.name(g) for g in before if g in behind and _is_step(g))
             steps += [(name, "has no derivative", remedies.NO_DERIVATIVE) for name in ending]
-    if steps or targets:
-        return [*steps, *targets][0]
-    # Or outside the graph, which then has an input that shares its data with an output there.
+            continue
+        g, how = next(filter(_is_disabled, smooth), before[-1]), "has need_grad=False"
+        if g.info.type_name == "Unlink":
+            g, how = g.inputs[0].parent or g, "is unlinked"
+        if _is_straight_through(network, v):
+            targets.append((network.name(g), how, remedies.STRAIGHT))
+            continue
+        is_shared = not network.reached.isdisjoint(readers[1:])
+        is_target = all(remedies.is_a(f, *DIFFERENCES) for f in readers)
+        cut = network.name(g), how, remedies.CUT_COPY if is_shared else remedies.UNCUT
+        (targets if is_target else plain).append(cut)
+    cuts = [*plain, *steps, *targets]
+    if cuts:
+        return cuts[0]
+    # An unlinked output outside the graph shares its data with one of the graph's inputs.
     shared = {hash(v.data): v for v in network.graph.leaves.values() if hash(v) not in network.names}
     alive = [v for v in gc.get_objects() if isinstance(v, nn.Variable)]
     for v in (v for v in alive if hash(v.data) in shared):

@@ -654,6 +654,21 @@ def test_a_state_that_starts_from_0_is_not_accused_beside_saturated_gates() -> N
     assert causes[0].remedy == remedies.NORMALISE_DATA
 
 
+def test_a_state_that_starts_from_0_is_not_accused_where_its_gate_is_saturated_later() -> None:
+    """The gate's gradient ends at the state in the first step, and at the gate itself in the second."""
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        state = F.constant(0.0, (32, 4))
+        for _ in range(2):
+            forget, gate = F.sigmoid(affine(x, 4, "forget", bias=1e3)), F.sigmoid(affine(x, 4, "input"))
+            state = forget * state + gate * F.tanh(affine(x, 4, "new"))
+        return state
+
+    loss, feed = network(layers)
+    (cause,) = diagnose(loss, feeder=feed).verdict.causes
+    assert (cause.kind, cause.function) == ("saturated", "forget/affine/Sigmoid")
+
+
 @pytest.mark.parametrize(("base", "told"), [(300.0, 1), (0.0, 0)])
 def test_sums_that_leave_a_state_as_it_is_are_a_note_where_gradients_are_fine(base: float, told: int) -> None:
     x, t = inputs()

@@ -1515,7 +1515,7 @@ def seconds_of_the_day_as_integers(mended: bool) -> Built:
     return network(layers, spoil=fill)
 
 
-@trouble("fractional_index", "item/embed", "of which 32 are no whole numbers", fatal=False)
+@trouble("fractional_index", "item/embed", "of which 32 are not whole numbers", fatal=False)
 def identifiers_that_were_normalized(mended: bool) -> Built:
     item = nn.Variable((32,))
 
