@@ -691,7 +691,7 @@ def infinity_in_a_frozen_table(mended: bool) -> Built:
 @trouble(
     "rounding_noise",
     "time/affine",
-    ": conv/conv/InstanceNormalization removes it",
+    ": conv/conv/InstanceNormalization removes what this layer adds",
     fatal=False,
     remedy=remedies.CANCELS,
 )
@@ -2206,7 +2206,7 @@ def weights_of_one_number(mended: bool) -> Built:
 @trouble(
     "rounding_noise",
     "place/Broadcast",
-    "place/Softmax removes it",
+    "place/Softmax removes what this layer adds",
     fatal=False,
     remedy=remedies.CANCELS,
 )
