@@ -368,8 +368,9 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         cause, fault, policy = verdict.value, outcome.fault, getattr(self, f"on_{verdict.value}")
         message = (
             f"{place} is not finite in iteration {self.iteration}{': ' if fault else ''}{fault}; this is not "
-            f"a gradient overflow, so the loss scale stays at {self.scale:g}. Look at the data and the "
-            'learning rate; on_nonfinite_loss="skip" and on_nonfinite_forward="skip" leave such data out'
+            f"a gradient overflow, so the loss scale stays at {self.scale:g}. Check the data and the "
+            f"learning rate, and {ANALYSE}"
+            '; on_nonfinite_loss="skip" and on_nonfinite_forward="skip" leave such data out'
         )
         # Whoever chose "skip" expects such batches.
         if policy == "warn":
