@@ -23,18 +23,13 @@ _LOST = 0.1  # share of a layer's gradients, or of its data, that may become 0
 
 
 class Harm(NamedTuple):
-    """Effect of storing one layer, with every other in fp32.
+    """Effect of storing one layer, with every other in fp32."""
 
-    Attributes:
-        gradients: effect on its gradients, with adaptive scaling at its defaults; `error` is the largest of
-            any layer's weight gradient, as the data of one layer affect the gradients of others.
-        data_underflow: share of its outputs and weights that become 0.
-        data_overflow: share of them that become infinite or NaN.
-    """
-
+    # Effect on its gradients, with adaptive scaling at its defaults. The error is the largest one of any
+    # layer's weight gradient, as the data of one layer affect the gradients of others.
     gradients: StorageEffect
-    data_underflow: float
-    data_overflow: float
+    data_underflow: float  # share of its outputs and weights that become 0
+    data_overflow: float  # share of them that become infinite or NaN
 
     def reason(self, tolerance: float = _HARMLESS) -> str:
         """Clause about why it is too large; empty if it is harmless."""
@@ -46,7 +41,8 @@ class Harm(NamedTuple):
             return f"{self.data_underflow:.0%} of its data become 0"
         if self.gradients.underflow > _LOST:
             return f"{self.gradients.underflow:.0%} of its gradients become 0"
-        return "" if self.gradients.error <= tolerance else f"error {self.gradients.error:.0%}"  # or NaN
+        is_small = self.gradients.error <= tolerance  # false for NaN, too
+        return "" if is_small else f"error {self.gradients.error:.0%}"
 
 
 class LayerAdvice(NamedTuple):
@@ -83,12 +79,14 @@ class PrecisionAdvice:
         lines.append(f"{'layer':<{width}}  {'advised':<12}  " + "  ".join(f"{name:<30.30}" for name in names))
         for layer in self.layers:
             told = [h.reason() or f"ok, error {h.gradients.error:.1%}" for h in layer.tried.values()]
-            advised = layer.storage if isinstance(layer.storage, str) else "as given"
+            advised = layer.storage if isinstance(layer.storage, str) else "see below"
             cells = "  ".join(f"{text:<30}" for text in told).rstrip()
             lines.append(f"{layer.name:<{width}}  {advised:<12}  {cells}")
         forbid = ", ".join(self.forbid) or "none"
         lines.append(f"Layers that need more than {self._fewest} bits: {forbid}.")
-        lines.append(f"Largest error of a weight gradient with all of it: {self.error:.1%}.")
+        lines.append(
+            f"With all layers stored as advised, weight gradients have errors up to {self.error:.1%}."
+        )
         stored = [f"    {pattern!r}: {given!r}," for pattern, given in self.storage.items()]
         return "\n".join([*lines, "storage={", *stored, "}"])
 
@@ -100,7 +98,7 @@ def bits_of(storage: PrecisionLike) -> int:
 
 
 def candidates_of(storage: Sequence[PrecisionLike]) -> List[PrecisionLike]:
-    """Precisions to try, from the fewest bits to the most; the last one has 32, which are always harmless."""
+    """Precisions to try, from the fewest bits to the most, with one of 32 bits, which is always harmless."""
     if not storage:
         raise ValueError("storage is an empty list: name the formats to be tried")
     found = sorted(storage, key=bits_of)

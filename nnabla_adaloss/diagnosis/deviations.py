@@ -34,12 +34,13 @@ class Deviations(Operands):
         start = min(range(len(steps)), key=lambda i: steps[i].before or math.inf, default=0)
         growth = self.growth(steps[start:], "gradients")
         times = [after / (before or math.inf) for _, before, after in steps[start:]]
-        is_single_step = growth.clause and max(times) ** 2 > math.prod(times)
-        if not growth.clause or is_single_step:
+        # One step alone may make most of it: that is no growth from function to function.
+        if not growth.clause or max(times) ** 2 > math.prod(times):
             return None
         what = f"its gradient reaches {size:.1e}, beyond {stored.name}, which ends at {stored.max:g}"
         what, remedy = what + growth.clause, growth.remedy or remedies.SMALLER
-        return Cause("exploding_gradient", name, what, remedy, False, (), growth.parameters, True)
+        kind, parameters = "exploding_gradient", growth.parameters
+        return Cause(kind, name, what, remedy, fatal=False, parameters=parameters, as_stored=True)
 
     def notes(self) -> Iterator[Note]:
         """Note a scalar that only fp32 keeps finite, a recurrence that absorbs terms, and lost inputs."""
@@ -133,7 +134,7 @@ class Deviations(Operands):
             vanishes = any(self.sight.lost(v)[0] == 1.0 for v in factors)
             if not (changed or vanishes or f in layers):
                 continue
-            before = [v for v in f.inputs if not error_of(v) < _DEVIATES]
+            before = [v for v in f.inputs if error_of(v) >= _DEVIATES]
             leads.update(map(hash, before))
             origins += [(f, v) for v in before if v.parent is None]
             error = max(map(error_of, f.outputs))
@@ -160,23 +161,25 @@ class Deviations(Operands):
         """Cause of a difference that begins in `v`, which `f` computes, or reads from a leaf."""
         network, name = self.network, self.network.name(f)
         source = repeated(v)  # a leaf that is only cut or reshaped is still read, not computed
-        own, error, stored = source.parent is not None, self.sight.error(v), network.format(v)
+        computed, error, stored = source.parent is not None, self.sight.error(v), network.format(v)
         lost, typical_lost = self.sight.lost(v)
-        subject = "it computes numbers" if own else f"it reads {network.called(source)}"
+        subject = "it computes numbers" if computed else f"it reads {network.called(source)}"
         if self.amax(v) > stored.max:
-            return self.overflow(f, v, subject, self.grown(f) if own else Growth())
+            return self.overflow(f, v, subject, self.grown(f) if computed else Growth())
         # Numbers that depend on data alone can be computed before they are stored.
-        feeder = remedies.IN_FEEDER if own and not v.need_grad else ""
+        feeder = remedies.IN_FEEDER if computed and not v.need_grad else ""
         largest = max(map(self.amax, f.inputs), default=0.0)
         # Rounding errors of the inputs are a tenth as large as the outputs, or larger.
         size = math.sqrt(self.in_fp32.data[hash(v)].mean_square)
         cancels = math.ldexp(largest, -stored.mantissa_bits) > _LOST * size
+        # The format could hold the lost numbers: the rounding of inputs has lost them, as 1 + 1e-5 becomes 1.
+        lost_before = typical_lost > stored.smallest_subnormal
         sums = network.in_order(g for g in network.walk([f]) if g in self.sight.absorbing)
-        if sums and (cancels or typical_lost > stored.smallest_subnormal):
+        if sums and (cancels or lost_before):
             others = f" (as in {len(sums) - 1} sums behind it)" * bool(sums[1:])
             what = f"it {self._absorbs(sums[0], stored)}{others}"
             return Cause("absorbed", network.name(sums[0]), what, feeder or remedies.SMALL_TERMS)
-        if own and cancels and f.info.type_name in ("Add2", "Sub2", "AddScalar", "RSubScalar"):
+        if computed and cancels and f.info.type_name in ("Add2", "Sub2", "AddScalar", "RSubScalar"):
             what = f"it computes the difference of numbers up to {largest:.3g}, which is so small "
             what += f"beside them that {stored.name} holds it with an error of {error:.0%}"
             if self._is_finite_difference(f):
@@ -184,62 +187,61 @@ class Deviations(Operands):
             remedy = remedies.of_difference(f)
             remedy = (feeder or remedy) if remedy == remedies.DIFFERENCE else remedy
             return Cause("precision", name, what, remedy)
-        difference = remedies.origin(f.inputs[0]) if own and f.info.type_name == "Log" else None
+        difference = remedies.origin(f.inputs[0]) if computed and f.info.type_name == "Log" else None
         if remedies.is_a(difference, "Sub2", "RSubScalar"):
             what = f"{subject} with an error of {error:.0%} in {stored.name}, as {network.name(difference)} "
-            what += "subtracts numbers of which a last bit changes the difference"
+            what += "subtracts numbers whose last bit changes the difference"
             return Cause("precision", name, what, feeder or remedies.LOG_OF_DIFFERENCE)
         before: Any = f.inputs[0].parent if f.inputs else None
         if remedies.is_a(before, "Add2", "AddScalar"):
-            # The other operand has become 0 earlier, which this sum hides.
+            # An operand of this sum has become 0 earlier, which the other one hides.
             gone = [self.first_zeros(w) for w in before.inputs if self.sight.lost(w)[0] > _LOST]
             if gone and gone[0].parent is not None:
                 return self._begins(gone[0].parent, gone[0])
-        if own and typical_lost > stored.smallest_subnormal and before is not None:
-            # The format holds the results, but not the inputs: 1 + 1e-5 becomes 1, and its logarithm 0.
+        if computed and lost_before and before is not None:
             what = f"it computes numbers, of which {lost:.0%} become 0 in {stored.name}, which holds too few "
             what += f"bits of the numbers up to {largest:.3g} that it reads from {network.name(before)}"
             return Cause("precision", name, what, feeder or remedies.SMALL_TERMS)
-        first = self.first_zeros(v)
+        first = self.first_zeros(v)  # computed earlier, if zeros are handed on
         if first != v and first.parent is not None and min(lost, self.sight.lost(first)[0]) > _LOST:
             return self._begins(first.parent, first)
         if lost > _LOST:
-            what = f"{subject}, {'of which' if own else 'of whose numbers'} {lost:.0%} become 0 in "
+            what = f"{subject}, {'of which' if computed else 'of whose numbers'} {lost:.0%} become 0 in "
             what += f"{stored.name}, whose smallest is {stored.smallest_subnormal:.1g}"
-            return self._underflow(f, v, what, own)
+            return self._underflow(f, v, what, computed)
         what = f"{subject} that come out with an error of {error:.0%} in {stored.name}"
-        return self._inexact(f, what, feeder) if own else Cause("precision", name, what, remedies.MORE_BITS)
+        if not computed:
+            return Cause("precision", name, what, remedies.MORE_BITS)
+        return self._inexact(f, what, feeder)
 
     def _is_finite_difference(self, f: Any) -> bool:
         """True for a difference of two results of the same parameters, each with products of its own."""
-        network = self.network
-        sides = [{*network.walk([w.parent])} for w in f.inputs]
-        named = [{*network.parameters(u for g in side for u in g.inputs)} for side in sides]
+        network, sides = self.network, [{*self.network.walk([w.parent])} for w in f.inputs]
+        parameters = [{*network.parameters(v for g in side for v in g.inputs)} for side in sides]
         weighted = [side.intersection(network.weighted) for side in sides]
-        if len(sides) != 2:
-            return False
-        return bool(named[0]) and named[0] == named[1] and weighted[0].isdisjoint(weighted[1])
+        is_same = len(sides) == 2 and bool(parameters[0]) and parameters[0] == parameters[1]
+        return is_same and weighted[0].isdisjoint(weighted[1])
 
-    def _underflow(self, f: Any, v: nn.Variable, what: str, own: bool) -> Cause:
-        """Cause of numbers of `v` that become 0 in storage; `own` is true if `f` computes them."""
+    def _underflow(self, f: Any, v: nn.Variable, what: str, computed: bool) -> Cause:
+        """Cause of numbers of `v` that become 0 in storage; `computed` is true if no leaf holds them."""
         network, kind = self.network, f.info.type_name
         if hash(v) in network.names:
             return Cause("underflow", scope_of(network.names[hash(v)]), what, remedies.LARGER)
-        growth = self.shrunk(f if own else None)
+        growth = self.shrunk(f if computed else None)
         remedy = growth.remedy or remedies.TOO_SMALL
         gammas = [w for w in f.inputs if network.names.get(hash(w), "").endswith("gamma")]
         if kind == "Prod":
             remedy = remedies.LOGARITHMS
-        elif own and remedies.is_square(f) and not growth.remedy:
+        elif computed and remedies.is_square(f) and not growth.remedy:
             remedy = remedies.MULTIPLY_FIRST.format("it")
         elif kind == "Exp":
             growth = self.grown(f)
             remedy = growth.remedy or remedies.EXP_OF_LESS
             what += self.reads(f)
-        elif own and gammas and self.amax(gammas[0]) * GROWN < 1.0:
+        elif computed and gammas and self.amax(gammas[0]) * GROWN < 1.0:
             what += f", as {network.called(gammas[0])} is at most {self.amax(gammas[0]):.1g}"
             remedy, growth = remedies.GAMMA, Growth("", network.parameters(gammas))
-        elif not own and kind != "Mul2":
+        elif not computed and kind != "Mul2":
             remedy = remedies.SCALE_DATA
             # A target has the units of the prediction: large or small factors of both change units.
             both = (*network.walk([f]), *network.behind(map(hash, f.outputs)))

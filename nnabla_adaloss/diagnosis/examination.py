@@ -150,11 +150,10 @@ class _Examination:
         tried: Dict[str, FormatTrial] = {}
         layers: List[LayerNumbers] = []
         try:
-            causes: List[Cause] = []
-            if examined.beyond:
-                causes = [examined.beyond]
-            elif examined.unfed:
-                causes = [_blank_input(self._network, *examined.unfed)]
+            # Causes of which no pass can tell more.
+            causes = [examined.beyond] if examined.beyond else []
+            if examined.unfed and not causes:
+                causes.append(_blank_input(self._network, *examined.unfed))
             if not self._network.reached_leaves:  # backward has nothing to compute
                 causes += untrained(self._network)
             causes = causes or self._observe()
@@ -227,7 +226,7 @@ class _Examination:
         if f.info.type_name.startswith(("Embed", "Gather", "OneHot", "Scatter")):
             what = f"it reads indices that {self._storage} rounds beyond its table (nnabla: {told})"
             return Cause("rounded_index", name, what, remedies.FEED_INDICES, as_stored=True)
-        what = f"nnabla refuses what it reads as stored in {self._storage}: {told}"
+        what = f"nnabla cannot compute it from numbers that are rounded to {self._storage}: {told}"
         return Cause("refused", name, what, remedies.MORE_BITS, as_stored=True)
 
     def _unfilled_targets(self) -> Iterator[Cause]:
@@ -247,7 +246,7 @@ class _Examination:
             yield from self._steps.notes(self._branches.shrinking if tried and not causes else None)
         jumping = self._network.listed(f for sight in self._in_fp32 for f in sight.jumping)
         if jumping:
-            why = "which samples pixels: gradients before are not judged."
+            why = "which reads an image exactly at its pixels: gradients by these places are not judged."
             yield Note(f"Derivatives jump in {jumping}, {why}")
         if self._random:
             what = "Numbers that differ from pass to pass are computed by "
@@ -369,9 +368,9 @@ class _Examination:
         network, noise = self._network, self._noise
         noisy = [n.name for n in layers if n.is_noise]
         learning = [n for n in layers if n.is_judged]
-        # No scale helps these layers: their gradients are wrong even where gradients stay in fp32. In formats
-        # of 8 bits, errors of a third are usual.
-        damaged = [n.name for n in learning if not n.floor < (USELESS if n.stored.bits <= 8 else COARSE)]
+        # No scale helps these layers: stored activations and weights alone make their gradients wrong. Errors
+        # of a third are usual in formats of 8 bits.
+        damaged = [n.name for n in learning if n.floor >= (USELESS if n.stored.bits <= 8 else COARSE)]
         beyond = self._not_finite(self._as_stored)
         if learning and all(serves(n.effects, Way.ADAPTIVE) for n in learning):
             # No gradient suffers: what overflows is the value of a loss, not its derivative.
@@ -392,7 +391,8 @@ class _Examination:
             if not any(n.name.startswith(f"{layer.name}/") for n in learning)
         ]
         cancelling = noise.functions if noisy or damaged else []
-        of_storage = None if any(cause.fatal for cause in beyond) else self._of_storage(damaged, ended)
+        is_fatal = any(cause.fatal for cause in beyond)
+        of_storage = None if is_fatal else next(self._of_storage(damaged, ended), None)
         # Errors behind a function that computes only rounding errors are due to that.
         behind = network.behind(hash(v) for f in cancelling for v in f.outputs)
         if of_storage is not None and of_storage.function in map(network.name, behind):
@@ -411,21 +411,18 @@ class _Examination:
         yield from untrained(network)
         yield from self._steps.causes({*noisy}, self._branches.shrinking)
 
-    def _of_storage(self, damaged: Sequence[str], ended: Mapping[Any, Cause]) -> Optional[Cause]:
-        """First cause that fp32 does not have; of damaged layers, the origin of their errors."""
-        network = self._network
-        found = [cause for one in self._deviations for cause in one.wrong_rows()]
-        found += filter(None, (Deviations(network, sight).exploded() for sight in self._in_fp32))
-        found += [cause for one in self._deviations for cause in one.lone_constants()]
+    def _of_storage(self, damaged: Sequence[str], ended: Mapping[Any, Cause]) -> Iterator[Cause]:
+        """Causes that fp32 does not have; of damaged layers, the origins of their errors."""
+        network, deviations = self._network, self._deviations
+        yield from (cause for one in deviations for cause in one.wrong_rows())
+        yield from filter(None, (Deviations(network, sight).exploded() for sight in self._in_fp32))
+        yield from (cause for one in deviations for cause in one.lone_constants())
         if damaged:
-            changed = (one.changed(damaged) for one in self._deviations)
-            found += sorted((cause for cause in changed if cause), key=self._position)
-            stored = Ends(network, self._as_stored).functions()
-            for f, cause in stored.items():
+            yield from sorted(filter(None, (one.changed(damaged) for one in deviations)), key=self._position)
+            for f, cause in Ends(network, self._as_stored).functions().items():
                 if f not in ended:
                     what = f"{cause.what}, as stored in {network.format(f.outputs[0]).name}, not in fp32"
-                    found.append(cause._replace(kind=f"{cause.kind}_as_stored", what=what, as_stored=True))
-        return found[0] if found else None
+                    yield cause._replace(kind=f"{cause.kind}_as_stored", what=what, as_stored=True)
 
 
 def _blank_input(network: Network, v: nn.Variable, f: Any) -> Cause:

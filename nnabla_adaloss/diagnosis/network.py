@@ -92,12 +92,12 @@ class Network:
     def is_copy(self, f: Any) -> bool:
         """True for a difference of networks with other parameters, such as a student and its teacher."""
         if f.info.type_name not in DIFFERENCES and f.inputs and f.inputs[0].parent is not None:
-            f = f.inputs[0].parent  # such as of a square
+            f = f.inputs[0].parent  # the difference that is squared, for example
         if f.info.type_name not in DIFFERENCES:
             return False
         sides = [read_by(self.walk([v.parent])) for v in f.inputs]
         first, second = (keys & self.names.keys() for keys in sides)
-        return all(sides) and first != second  # a constant, computed of no variable, is no copy
+        return all(sides) and first != second  # a side without variables is a constant
 
     def is_loss_weight(self, f: Any) -> bool:
         """True if a function multiplies a scalar by a number."""
@@ -118,6 +118,7 @@ class Network:
         kind, args = f.info.type_name, f.info.args
         if kind not in NORMALIZATIONS or not args.get("batch_stat", True):
             return math.inf
+        # Each index of these axes has a mean of its own: channels, or (of other kinds) samples.
         axes = [*args.get("batch_axis", args.get("axes", []))]
         if kind == "InstanceNormalization":
             axes.append(args["channel_axis"])

@@ -43,19 +43,12 @@ _NONZERO, _LOST, _FINITE, _OVERFLOWED, _SQUARED_ERROR, _SQUARED = range(6)
 
 
 class Way(str, Enum):
-    """Ways of scaling to try, in order of effort.
+    """Ways of scaling to try, in order of effort."""
 
-    Attributes:
-        NONE: no scaling.
-        CONSTANT: 65536 for all, as usual.
-        ONE: one scale for all, measured.
-        ADAPTIVE: one per component, measured, as by `AdaptiveLossScalingUpdater`.
-    """
-
-    NONE = "none"
-    CONSTANT = "65536"
-    ONE = "one"
-    ADAPTIVE = "adaptive"
+    NONE = "none"  # no scaling
+    CONSTANT = "65536"  # a constant scale, as is usual
+    ONE = "one"  # one measured scale
+    ADAPTIVE = "adaptive"  # a measured scale per component, by `AdaptiveLossScalingUpdater`
 
 
 class Layer(NamedTuple):
@@ -201,21 +194,15 @@ class Passes:
 
 
 class StorageEffect(NamedTuple):
-    """Effect of storing a layer's gradients with one way of scaling.
+    """Effect of storing a layer's gradients with one way of scaling."""
 
-    Attributes:
-        underflow: share of the elements that are nonzero in fp32 and zero as stored, including losses on the
-            way to the layer.
-        overflow: share of the elements that are finite in fp32 and are not as stored.
-        error: relative error of the weight gradient against fp32 (of the output gradient where there is no
-            weight), as the ratio of Euclidean norms; infinite if any is not finite.
-        lost_units: share of the rows or columns of a weight gradient that are nonzero in fp32 and only zeros
-            as stored, in all batches.
-    """
-
+    # Share of the elements that are nonzero in fp32 and zero as stored, by losses on the way, too.
     underflow: float
-    overflow: float
+    overflow: float  # share of the elements that are finite in fp32 and are not as stored
+    # Relative error of the weight gradient against fp32 (of the output gradient where there is no weight), as
+    # the ratio of Euclidean norms; infinite if any is not finite.
     error: float
+    # Share of the nonzero rows or columns of a weight gradient that are zero as stored, in all batches.
     lost_units: float = 0.0
 
 

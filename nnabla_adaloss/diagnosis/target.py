@@ -75,7 +75,8 @@ class Subject:
         self.loss = self._current_loss()
         self.kernels = select_kernels(self.loss.parent.context)
         self._count = 1 if feeder is None else batches
-        self._batches: List[Dict[int, NDArray[Any]]] = []  # arrays of leaves, by position
+        self._batches: List[Dict[int, NDArray[Any]]] = []  # arrays of inputs, by position
+        self._rates: List[float] = []  # learning rate after each batch was fed
         self.flushed: Dict[int, float] = {}  # magnitude below which forward reads an input as 0, by key
         self.written: Set[str] = set()  # parameters that the feeder writes, such as a moving average's
         self.beyond: Optional[Cause] = None  # an index beyond the table of an embedding: nothing can be run
@@ -91,7 +92,7 @@ class Subject:
                 kept.callback(setattr, self._counters, "fed", self._counters.fed)
             if self._updater is not None:
                 kept.callback(self._restore_loss, self._updater.loss)
-            # The feeder's random numbers, and the graph before it.
+            # The feeder may change data of this graph and random numbers, or build another graph.
             kept.enter_context(preserved(Graph(self.loss), self.kernels))
             self._record()
             self._draw_again = kept.enter_context(preserved(self.graph, self.kernels))
@@ -121,26 +122,29 @@ class Subject:
         if self._updater.loss is not loss:
             self._updater.loss = loss
 
+    def _feed(self, feeder: Feeder) -> None:
+        """Feed a batch; note the learning rate then, and the parameters that the feeder has written."""
+        before = {name: v.d.copy() for name, v in self.parameters.items()}
+        feeder()
+        if self._counters is not None:
+            self._counters.fed += 1
+        has_rate = has(self.solver, "learning_rate")  # not without a solver
+        self._rates.append(float(self.solver.learning_rate()) if has_rate else 0.0)
+        changed = (n for n, v in self.parameters.items() if not np.array_equal(v.d, before[n], True))
+        self.written.update(changed)
+
     def _record(self) -> None:
         """Feed the batches and keep their data; then describe the first one's graph and its inputs."""
         fillable: Dict[int, nn.Variable] = {}  # inputs that no function writes, by position
-        rates: List[float] = []  # learning rates after each batch was fed
         beyond: Optional[Tuple[int, str]] = None
         for index in range(self._count):
-            if self._feeder is not None:
-                before = {name: v.d.copy() for name, v in self.parameters.items()}
-                try:
-                    self._feeder()
-                except StopIteration:
-                    if not index:
-                        raise ValueError("the feeder ends before its first batch") from None
-                    break
-                if self._counters is not None:
-                    self._counters.fed += 1
-                has_rate = has(self.solver, "learning_rate")  # not without a solver
-                rates.append(float(self.solver.learning_rate()) if has_rate else 0.0)
-                changed = (n for n, v in self.parameters.items() if not np.array_equal(v.d, before[n], True))
-                self.written.update(changed)
+            try:
+                if self._feeder is not None:
+                    self._feed(self._feeder)
+            except StopIteration:
+                if not index:
+                    raise ValueError("the feeder ends before its first batch") from None
+                break
             loss = self._current_loss()
             graph = Graph(loss)
             names = graph.completed_names(names_of(self.parameters))
@@ -177,15 +181,16 @@ class Subject:
         self.never_filled = set(map(hash, never))
         # An unfilled or all-zero input, with its reader, if no layer reads other data.
         self.unfed = self._unfed(self.never_filled | zero)
-        self.warms_up = bool(rates) and rates[-1] > rates[0]
-        self.notes = [*map(Note, self._notes(rates, [] if self.unfed else never))]
+        self.warms_up = bool(self._rates) and self._rates[-1] > self._rates[0]
+        self.notes = [*map(Note, self._notes([] if self.unfed else never))]
 
-    def _notes(self, rates: Sequence[float], never: Sequence[nn.Variable]) -> Iterator[str]:
-        """Notes about the feeder, given the learning rates after each batch, and about unfilled inputs."""
+    def _notes(self, never: Sequence[nn.Variable]) -> Iterator[str]:
+        """Notes about the feeder, and about inputs that nobody has filled."""
         if self._feeder is None or not self.fed:
             unchanged = f"The feeder has changed no input in {len(self._batches)} batches"
             why = "No feeder was given" if self._feeder is None else unchanged
             yield f"{why}: this is about what the inputs hold now."
+        rates = self._rates
         if rates and 0.0 < 1.25 * rates[-1] <= rates[0]:
             fallen = f"from {rates[0]:g} to {rates[-1]:g} in {len(rates)} batches"
             yield f"The feeder lowers the learning rate {fallen}: {remedies.SCHEDULE}."

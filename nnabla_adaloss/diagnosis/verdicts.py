@@ -21,33 +21,20 @@ _UNITS = 0.1  # share of a layer's units that may lose their gradient although a
 
 
 class LayerNumbers(NamedTuple):
-    """Measurements of a layer: a function with weights, or a product of activations.
-
-    Attributes:
-        amax: largest magnitude in fp32 of its weights' gradients and its outputs'.
-        nonzero: number of elements of its weights' gradients that are not zero in fp32.
-        floor: the error that stored activations and weights cause alone, with gradients in fp32.
-        effects: of storage, by way.
-        stored: the format of its output gradient.
-        is_noise: True if its gradient is 0 except for rounding errors, in fp32 too.
-        is_random: True if its gradient differs from pass to pass over the same batch.
-        waits_for: parameter that blocks its gradient by being 0, until training moves it; empty for none.
-        begins: by way, the functions in whose backward the gradient is lost; empty if unknown.
-        losing: by way, the parameters that lose, if others of the layer do not; empty otherwise.
-    """
+    """Measurements of a layer: a function with weights, or a product of activations."""
 
     name: str
     type_name: str
-    amax: float
-    nonzero: int
-    floor: float
-    effects: Mapping[Way, StorageEffect]
-    stored: Format
-    is_noise: bool = False
-    is_random: bool = False
-    waits_for: str = ""
-    begins: Mapping[Way, str] = {}
-    losing: Mapping[Way, str] = {}
+    amax: float  # largest magnitude in fp32 of its weights' gradients and its outputs'
+    nonzero: int  # elements of its weights' gradients, or else of its outputs', that are not 0 in fp32
+    floor: float  # error that stored activations and weights cause alone, with gradients in fp32
+    effects: Mapping[Way, StorageEffect]  # effect of storage with each way of scaling
+    stored: Format  # format of its output gradient
+    is_noise: bool = False  # True if its gradient is 0 except for rounding errors, in fp32 too
+    is_random: bool = False  # True if its gradient differs from pass to pass over the same batch
+    waits_for: str = ""  # parameter that is 0, and blocks its gradient until training moves it
+    begins: Mapping[Way, str] = {}  # functions in whose backward the gradient is lost
+    losing: Mapping[Way, str] = {}  # parameters that lose, if others of the layer do not
 
     @property
     def is_judged(self) -> bool:
@@ -56,61 +43,37 @@ class LayerNumbers(NamedTuple):
 
 
 class NetworkNumbers(NamedTuple):
-    """Measurements of a network.
+    """Measurements of a network."""
 
-    Attributes:
-        storage: its name.
-        loss, stored_loss: the mean in fp32, and with activations and weights as stored.
-        scales: of each way that has one.
-        layers: in forward order; empty where something ended the examination.
-        causes: faults that no loss scale can fix, in forward order, those that stop all learning first.
-        formats: the effect of each way on the layers in each tried format, by name.
-        notes: further notes, each a sentence with names.
-    """
-
-    storage: str
+    storage: str  # name of the format
     batches: int
-    loss: float
-    stored_loss: float
-    scales: Mapping[Way, float]
-    layers: Sequence[LayerNumbers]
-    causes: Sequence[Cause]
-    formats: Mapping[str, Mapping[str, Mapping[Way, StorageEffect]]]
+    loss: float  # mean in fp32
+    stored_loss: float  # mean with activations and weights as stored
+    scales: Mapping[Way, float]  # scale of each way that has a single one
+    layers: Sequence[LayerNumbers]  # in forward order; empty where something ended the examination
+    causes: Sequence[Cause]  # faults that no loss scale can fix
+    formats: Mapping[str, Mapping[str, Mapping[Way, StorageEffect]]]  # effects by format, layer and way
     notes: Sequence[Note]
 
 
 class LayerVerdict(NamedTuple):
-    """Verdict on one layer.
-
-    Attributes:
-        right_scale: the largest power of two with two bits of headroom; None: it has no gradient.
-        serves: the ways that keep its gradient.
-    """
+    """Verdict on one layer."""
 
     name: str
-    right_scale: Optional[float]
-    serves: Sequence[Way]
-    line: str
+    right_scale: Optional[float]  # largest power of two with two bits of headroom; None without a gradient
+    serves: Sequence[Way]  # ways that keep its gradient
+    line: str  # the verdict in words
 
 
 class Verdict(NamedTuple):
-    """Verdict on a network.
+    """Verdict on a network."""
 
-    Attributes:
-        line: the verdict in a sentence or two, with the first cause.
-        needs: the least way of scaling that keeps every layer's gradient; None if none does.
-        causes: faults that no loss scale can fix; those that stop all learning first.
-        scaling: the line without the cause.
-        layers: in forward order.
-        trains: the ways that train the whole network in each format.
-    """
-
-    line: str
-    needs: Optional[Way]
-    causes: Sequence[Cause]
-    scaling: str
-    layers: Sequence[LayerVerdict]
-    trains: Mapping[str, Sequence[Way]]
+    line: str  # the verdict in a few sentences, with the first cause
+    needs: Optional[Way]  # least way of scaling that keeps every layer's gradient; None if none does
+    causes: Sequence[Cause]  # faults that no loss scale can fix; those that stop all learning first
+    scaling: str  # the line without the cause
+    layers: Sequence[LayerVerdict]  # in forward order
+    trains: Mapping[str, Sequence[Way]]  # ways that train the whole network in each format
 
     @property
     def formats(self) -> Mapping[str, Optional[Way]]:
@@ -140,8 +103,7 @@ def verdict_of(network: NetworkNumbers) -> Verdict:
     layers = [_layer(layer, network, causes) for layer in network.layers]
     spoiled = {name for cause in causes for name in cause.spoils}
     hopeless = [layer.name for layer in layers if not layer.serves and layer.name in spoiled]
-    # Reason why no gradient can be judged.
-    nothing = ""
+    nothing = ""  # reason why no gradient can be judged
     if network.layers and not any(layer.nonzero for layer in network.layers):
         nothing = f"no layer gets a gradient, and the loss is {network.loss:g}"
     elif network.layers and all(layer.is_random for layer in network.layers):
@@ -170,7 +132,7 @@ def verdict_of(network: NetworkNumbers) -> Verdict:
         if error > (COARSE if worst.stored.bits <= 8 else COARSE / 2.0):
             reach = f"Errors of gradients reach {error:.0%} in {worst.name}"
             scaling += f" {reach}, as {network.storage} is coarse."
-    line = " ".join([scaling, *["But"] * bool(needs and causes), *map(str, causes[:1])])
+    line = f"{scaling} {'But ' * bool(needs)}{causes[0]}" if causes else scaling
     return Verdict(line, needs, causes, scaling, layers, trains)
 
 
@@ -182,7 +144,7 @@ def serves(effects: Mapping[Way, StorageEffect], way: Way) -> bool:
     # Units that lose their gradient in every way, such as those of rare words, are accepted; others are not.
     if own.lost_units > _UNITS + min(other.lost_units for other in effects.values()):
         return False
-    # No scale keeps more than adaptive ones: twice the error, still that of another batch, is harmless.
+    # Nothing keeps more than a scale per component: twice the error, still less than batches differ, will do.
     if own.error <= TOLERANCE * (2.0 if way is Way.ADAPTIVE else 1.0):
         return True
     best = min((other.error for other in effects.values() if not other.overflow), default=math.inf)
@@ -190,6 +152,7 @@ def serves(effects: Mapping[Way, StorageEffect], way: Way) -> bool:
 
 
 def _layer(layer: LayerNumbers, network: NetworkNumbers, causes: Sequence[Cause]) -> LayerVerdict:
+    """Judge a layer, by a cause at this layer if there is one."""
     right = HistoryPolicy().scale(layer.amax, u_max=layer.stored.max) if layer.amax else None
     keeps = [way for way in Way if serves(layer.effects, way)]
     own = [cause for cause in causes if cause.function == layer.name]
@@ -200,15 +163,15 @@ def _layer(layer: LayerNumbers, network: NetworkNumbers, causes: Sequence[Cause]
     elif layer.is_random:
         line = "not judged: its gradient differs from pass to pass"
     elif layer.waits_for:
-        line = f"gets no gradient until {layer.waits_for}, which is 0 and gets one, has moved"
+        line = f"gets no gradient until training moves {layer.waits_for}, which is 0 now"
     elif not layer.nonzero:
         line = f"gets no gradient in {network.batches} batch{'es' * (network.batches > 1)}, not even in fp32"
         # The functions that compute its weight, such as `a/SpectralNorm` of `a`.
         weights = [other.name for other in network.layers if other.name.startswith(f"{layer.name}/")]
         line += f", apart from {listed(weights)}" * bool(weights)
     elif not keeps:
-        kind = "activations and weights as stored change it" if layer.floor > USELESS else "no scale keeps it"
-        line = f"{_lost(layer, Way.ADAPTIVE)} with any scale: {kind}"
+        line = f"with any scale, it {_lost(layer, Way.ADAPTIVE)}"
+        line += ": stored activations and weights change its gradient" * (layer.floor > USELESS)
     elif keeps[0] is Way.NONE:
         lost = layer.effects[Way.NONE].underflow
         line = "needs no scaling" + (f"; losing {lost:.0%} does no harm" if lost >= 0.01 else "")

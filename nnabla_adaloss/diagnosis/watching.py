@@ -54,7 +54,7 @@ class Sight:
         self.improbable: Dict[int, int] = {}  # number of probabilities that are below 0 or above 1
         self.flat: Dict[Any, float] = {}  # share of outputs (of a softmax, rows) with next to no derivative
         self.variation: Dict[Any, float] = {}  # deviation of the rows that a product reads, by their size
-        self._kept: Dict[int, NDArray[Any]] = {}
+        self._kept: Dict[int, NDArray[Any]] = {}  # copies of arrays, to compare stored ones with
         # As stored only.
         self.wrong_indices: Dict[Any, int] = {}  # number of indices that storage changes
         self.absorbing: Set[Any] = set()  # functions whose sums mostly equal one of two nonzero numbers
@@ -88,7 +88,7 @@ class Sight:
         read = [v for index, v in enumerate(f.inputs) if v.parent is None and index not in written]
         for v in (*(v for v in read if hash(v) not in self.data), *f.outputs):
             self._note(v)
-        # Outputs that stay in fp32 are rounded when they are read: only then are their statistics known.
+        # An output that stays in fp32 is rounded for its readers: then the rounded numbers are noted.
         read_keys = [hash(v) for v in f.inputs if hash(v) in self._rounded]
         self.data.update((key, self._rounded[key].statistics) for key in read_keys)
         if type_name in ("Log", "PowScalar", "Pow2"):

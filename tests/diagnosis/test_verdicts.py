@@ -189,7 +189,7 @@ NAN = StorageEffect(0.0, 0.0, math.inf)
         ),
         (
             layer("a", floor=math.inf, **{way.name.lower(): NAN for way in Way}),
-            "gets NaN with any scale: activations and weights as stored change it",
+            "with any scale, it gets NaN: stored activations and weights change its gradient",
             2.0**23,
         ),
     ],
