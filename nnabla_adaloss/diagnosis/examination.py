@@ -259,6 +259,8 @@ class _Examination:
             what = "nnabla raises an error with numbers that are rounded to "
             yield Note(what, self._refused_formats, ", which is not tried.")
         yield from inputs.notes(self._network, self._in_fp32)
+        if "lost_constant" not in kinds:
+            yield from inputs.lost_constants(self._network)
         if "saturated" not in kinds:
             yield from self._ends.saturated_gates()
         yield from self._branches.blank_inputs()

@@ -14,7 +14,7 @@ from . import remedies
 from .causes import Note
 from .finite import SOFTMAX_OR_LOSS
 from .network import COMPARING, DIFFERENCES, Network
-from .operands import Batches
+from .operands import NOT_ZERO, Batches
 from .watching import Sight
 
 # Function that returns the numbers of an input in all batches, batches first; None for other variables.
@@ -143,3 +143,17 @@ def _of(f: Any, network: Network, fed: Fed) -> Iterator[str]:
         if count > 1 and {v.shape for v in f.inputs} == {(count, 1), (1, count)}:
             what = f"compares each of {count} numbers with each of {count} targets"
             yield f"{what}: reshape one, unless all pairs are meant"
+
+
+def lost_constants(network: Network) -> Iterator[Note]:
+    """Note constants, stored as 0, that should keep what a logarithm, root or division reads from 0."""
+    for f in network.graph.functions:
+        kind, power = f.info.type_name, f.info.args.get("val", 0.0)
+        if kind not in NOT_ZERO or (kind == "PowScalar" and power >= 1.0):
+            continue
+        g = f.inputs[NOT_ZERO[kind]].parent
+        if remedies.is_a(g, "AddScalar", "MaximumScalar"):
+            constant, stored = g.info.args["val"], network.format(g.outputs[0])
+            if constant and not stored.nearest(constant):
+                text = f" does not keep {network.name(f)} from 0: {constant:g} is 0 in {stored.name}"
+                yield Note("", [network.name(g)], f"{text}: {remedies.held(f)}.")

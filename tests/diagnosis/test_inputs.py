@@ -73,6 +73,14 @@ def gates(x: nn.Variable, t: nn.Variable) -> nn.Variable:
     return cross_entropy(affine(h, 5, "head"), t)
 
 
+def log_of_softmax(constant: float) -> Callable[..., nn.Variable]:
+    def loss(x: nn.Variable, t: nn.Variable) -> nn.Variable:
+        probabilities = F.softmax(affine(hidden(x), 5, "head")) + constant
+        return -F.mean(F.sum(F.one_hot(t, (5,)) * F.log(probabilities), axis=1))
+
+    return loss
+
+
 def dropped(p: float) -> Callable[..., nn.Variable]:
     return lambda x, t: cross_entropy(affine(F.dropout(affine(x, 64, "fc1"), p, seed=3), 5, "head"), t)
 
@@ -203,6 +211,12 @@ NOTED: Dict[str, Tuple[Callable[..., nn.Variable], Tuple[Draw, Draw], Any, str]]
         (normal, lambda rng: rng.integers(0, 3, (ROWS, 1))),
         over_maps(1),
         "head/conv/LogSoftmax normalises over axis -1, where head/conv has channels in axis 1",
+    ),
+    "a_constant_below_the_format": (
+        log_of_softmax(1e-9),
+        (normal, labels),
+        log_of_softmax(2.0**-14),
+        "head/affine/AddScalar does not keep head/affine/Log from 0: 1e-09 is 0 in float16: use",
     ),
     "a_column_below_the_format": (
         weighted,
