@@ -78,9 +78,9 @@ class PrecisionAdvice:
         lines = [self._note, ""] if self._note else []
         lines.append(f"{'layer':<{width}}  {'advised':<12}  " + "  ".join(f"{name:<30.30}" for name in names))
         for layer in self.layers:
-            told = [h.reason() or f"ok, error {h.gradients.error:.1%}" for h in layer.tried.values()]
+            results = [h.reason() or f"ok, error {h.gradients.error:.1%}" for h in layer.tried.values()]
             advised = layer.storage if isinstance(layer.storage, str) else "see below"
-            cells = "  ".join(f"{text:<30}" for text in told).rstrip()
+            cells = "  ".join(f"{text:<30}" for text in results).rstrip()
             lines.append(f"{layer.name:<{width}}  {advised:<12}  {cells}")
         forbid = ", ".join(self.forbid) or "none"
         lines.append(f"Layers that need more than {self._fewest} bits: {forbid}.")

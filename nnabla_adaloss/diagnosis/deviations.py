@@ -147,17 +147,17 @@ class Deviations(Operands):
             for f in network.in_order(network.walk(behind)):
                 error = max(map(error_of, f.outputs))
                 if error > 0.1 and all(8.0 * error_of(v) < error for v in f.inputs):
-                    return self._begins(f, f.outputs[0])
+                    return self._cause_of(f, f.outputs[0])
             return None
         origins.sort(key=lambda one: network.number(one[0]))
-        cause = self._begins(*origins[0])
+        cause = self._cause_of(*origins[0])
         if cause.remedy != remedies.LARGER:
             return cause
         alike = network.parameters(v for _, v in origins if self.sight.lost(v)[0] > _LOST)
         others = f" (like {listed(alike[1:])})" * bool(alike[1:])
         return cause._replace(what=cause.what + others, parameters=alike)
 
-    def _begins(self, f: Any, v: nn.Variable) -> Cause:
+    def _cause_of(self, f: Any, v: nn.Variable) -> Cause:
         """Cause of a difference that begins in `v`, which `f` computes, or reads from a leaf."""
         network, name = self.network, self.network.name(f)
         source = repeated(v)  # a leaf that is only cut or reshaped is still read, not computed
@@ -197,14 +197,14 @@ class Deviations(Operands):
             # An operand of this sum has become 0 earlier, which the other one hides.
             gone = [self.first_zeros(w) for w in before.inputs if self.sight.lost(w)[0] > _LOST]
             if gone and gone[0].parent is not None:
-                return self._begins(gone[0].parent, gone[0])
+                return self._cause_of(gone[0].parent, gone[0])
         if computed and lost_before and before is not None:
             what = f"it computes numbers, of which {lost:.0%} become 0 in {stored.name}, which holds too few "
             what += f"bits of the numbers up to {largest:.3g} that it reads from {network.name(before)}"
             return Cause("precision", name, what, feeder or remedies.SMALL_TERMS)
         first = self.first_zeros(v)  # computed earlier, if zeros are handed on
         if first != v and first.parent is not None and min(lost, self.sight.lost(first)[0]) > _LOST:
-            return self._begins(first.parent, first)
+            return self._cause_of(first.parent, first)
         if lost > _LOST:
             what = f"{subject}, {'of which' if computed else 'of whose numbers'} {lost:.0%} become 0 in "
             what += f"{stored.name}, whose smallest is {stored.smallest_subnormal:.1g}"

@@ -166,7 +166,7 @@ class _Examination:
                 layers = [self._numbers(tried[self._storage], layer) for layer in self._layers]
                 causes += self._of_gradients(layers)
         except NoBackward as error:
-            what = f"it has no backward, so that nothing before it can be trained (nnabla: {error.told})"
+            what = f"it has no backward, so that nothing before it can be trained (nnabla: {error.reason})"
             # A loss has a backward, unless its labels are computed and need a gradient.
             is_loss = error.function.info.type_name.endswith(COMPARING)
             remedy = remedies.SCORES_FIRST if is_loss else remedies.NO_BACKWARD
@@ -201,7 +201,7 @@ class _Examination:
                 # Functions with other results for the same inputs have a random generator of their own.
                 again = Sight(network, in_fp32)
                 examined.forward(examined.loss, index, again.after_forward)
-                self._random = [network.name(f) for f in again.jumps(REPEATED, REPEATED)]
+                self._random = [network.name(f) for f in again.origins_of_errors(REPEATED, REPEATED)]
             loss = float(examined.loss.d)
             self._steps.take(index, in_fp32)
             try:
@@ -222,11 +222,11 @@ class _Examination:
         f = next((f for f in functions if hash(f.outputs[0]) not in as_stored.data), None)
         if f is None:
             raise error
-        name, told = self._network.name(f), str(error).strip().rpartition("\n")[2]
+        name, reason = self._network.name(f), str(error).strip().rpartition("\n")[2]
         if f.info.type_name.startswith(("Embed", "Gather", "OneHot", "Scatter")):
-            what = f"it reads indices that {self._storage} rounds beyond its table (nnabla: {told})"
+            what = f"it reads indices that {self._storage} rounds beyond its table (nnabla: {reason})"
             return Cause("rounded_index", name, what, remedies.FEED_INDICES, as_stored=True)
-        what = f"nnabla cannot compute it from numbers that are rounded to {self._storage}: {told}"
+        what = f"nnabla cannot compute it from numbers that are rounded to {self._storage}: {reason}"
         return Cause("refused", name, what, remedies.MORE_BITS, as_stored=True)
 
     def _unfilled_targets(self) -> Iterator[Cause]:

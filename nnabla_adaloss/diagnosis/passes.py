@@ -89,10 +89,10 @@ def parameter_layers(graph: Graph, plan: GraphPlan) -> List[Layer]:
 
 
 class NoBackward(ValueError):
-    """Error for a function on a gradient's path that has no backward; `told` is nnabla's reason."""
+    """Error for a function on a gradient's path that has no backward; `reason` is nnabla's message."""
 
-    def __init__(self, f: Any, told: str) -> None:
-        self.function, self.told = f, told
+    def __init__(self, f: Any, reason: str) -> None:
+        self.function, self.reason = f, reason
         kind = type_name_of(f.info.type_name)
         super().__init__(f"{kind} has no backward: nothing before it can be trained")
 
@@ -293,7 +293,7 @@ class FormatTrial:
         self.scales: Dict[Way, float] = {Way.NONE: 1.0, Way.CONSTANT: 65536.0, Way.ONE: one}
         keys = [key for layer in passes.layers for key in layer.weights or layer.outputs]
         # Effect of each way, and of activations and weights alone, with gradients in fp32.
-        self.ways, self.floor = {way: Tally(keys) for way in Way}, Tally(keys)
+        self._tallies, self.floor = {way: Tally(keys) for way in Way}, Tally(keys)
         self._passes, self._emulation, self._adaptive = passes, emulation, AdaptiveLossScaling(emulation)
         # By way and key of a gradient: counts of nonzero elements, and of those that underflow or overflow.
         self._rounded: Dict[Way, Dict[int, CounterOf[str]]] = {way: {} for way in Way}
@@ -304,7 +304,7 @@ class FormatTrial:
         # These, too, come from stored activations: a way differs from them by what storing gradients loses.
         unstored = passes.with_one_scale(emulation, index, round_gradients=False)
         self.floor.add(unstored, in_fp32)
-        for way, tally in self.ways.items():
+        for way, tally in self._tallies.items():
             if way is Way.ADAPTIVE:
                 stored = passes.adaptive(self._adaptive, index)
             else:
@@ -316,7 +316,7 @@ class FormatTrial:
 
     def effects(self, layer: Layer, left_out: Set[int]) -> Dict[Way, StorageEffect]:
         """Effect of each way on a layer's worst parameter; of gradients that are left out, overflow alone."""
-        return {way: tally.worst(layer, left_out) for way, tally in self.ways.items()}
+        return {way: tally.worst(layer, left_out) for way, tally in self._tallies.items()}
 
     def begins(self, network: Network, layer: Layer, way: Way, effect: StorageEffect) -> str:
         """List the functions, the first on each path from the loss, that lose a layer's gradient."""
@@ -346,7 +346,8 @@ class FormatTrial:
 
     def losing(self, network: Network, layer: Layer, way: Way, left_out: Set[int]) -> str:
         """List the parameters of a layer that lose; empty if all do, and the layer's name tells which."""
-        effects = {key: self.ways[way].effect([key], [key]) for key in layer.weights if key not in left_out}
+        judged, tally = (key for key in layer.weights if key not in left_out), self._tallies[way]
+        effects = {key: tally.effect([key], [key]) for key in judged}
         found = [key for key, own in effects.items() if own.overflow or own.error > TOLERANCE]
         names = [network.names.get(key, "an input") for key in found]
         # The name of a layer that only reshapes a parameter, such as "Reshape", does not tell which.

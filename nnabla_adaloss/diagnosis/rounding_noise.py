@@ -52,8 +52,9 @@ class RoundingNoise:
         network, finely = self._network, Sight(self._network, in_fp32)
         network.examined.forward(self._finer, 0, finely.after_forward)
         # Where errors of 21 bits are as large as the numbers, those of fp32 are a quarter of these.
-        jumps = (f for f in finely.jumps(_NOISE / 100.0, 0.7) if remedies.is_a(f, *_SUMS, *NORMALIZATIONS))
-        self.functions = [f for f in jumps if f in network.nodes and not network.is_copy(f)]
+        origins = finely.origins_of_errors(_NOISE / 100.0, 0.7)
+        sums = (f for f in origins if remedies.is_a(f, *_SUMS, *NORMALIZATIONS))
+        self.functions = [f for f in sums if f in network.nodes and not network.is_copy(f)]
 
     def compare(self, index: int, in_fp32: Gradients, loss: float) -> None:
         """Compare the gradients of a batch."""

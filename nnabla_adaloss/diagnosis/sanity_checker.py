@@ -84,7 +84,7 @@ class SanityChecker:
         self.last: Dict[str, LayerLoss] = {}
         self._updater, self._every, self._threshold = updater, every, threshold
         self._calls = 0
-        self._told: Set[str] = set()
+        self._warned: Set[str] = set()
 
     def __call__(self) -> None:
         """Count an iteration, and check in every `every`th."""
@@ -119,8 +119,8 @@ class SanityChecker:
             if unsteady.error > REPEATED:
                 continue
             lost = self.last[layer.name] = LayerLoss(*(effect.underflow for effect in shares))
-            if lost.with_alpha > self._threshold and layer.name not in self._told:
-                self._told.add(layer.name)
+            if lost.with_alpha > self._threshold and layer.name not in self._warned:
+                self._warned.add(layer.name)
                 warn(
                     f"layer {layer.name} loses {lost.with_alpha:.0%} of its gradient in iteration "
                     f"{self._calls} ({lost.without_alpha:.0%} without scales of layers): diagnose(updater) "

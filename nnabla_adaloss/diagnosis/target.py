@@ -200,8 +200,8 @@ class Subject:
         if never:
             labels = zip(self.plan.labels, self.graph.functions)
             readers = {hash(v): label for label, f in labels for v in f.inputs}
-            told = [f"{input_name(v)}, read by {readers[hash(v)]}" for v in never]
-            yield f"Nobody has filled {', or '.join(told)}: {remedies.FILL_TARGET}."
+            unfilled = [f"{input_name(v)}, read by {readers[hash(v)]}" for v in never]
+            yield f"Nobody has filled {', or '.join(unfilled)}: {remedies.FILL_TARGET}."
 
     def _unfed(self, blank: Set[int]) -> Optional[Tuple[nn.Variable, Any]]:
         """First blank leaf that a layer depends on, with its reader; None if a layer reads other data."""

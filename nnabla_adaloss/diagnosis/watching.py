@@ -66,10 +66,10 @@ class Sight:
         """Error of a variable as stored, relative to fp32; infinite if it is not finite."""
         return self._errors.get(hash(v), 0.0)
 
-    def jumps(self, equal: float, other: float) -> List[Any]:
-        """Functions whose errors exceed `other`, although those of their inputs are at most `equal`."""
-        changed = [f for f in self._network.graph.functions if any(self.error(v) > other for v in f.outputs)]
-        return [f for f in changed if all(self.error(v) <= equal for v in f.inputs)]
+    def origins_of_errors(self, before: float, after: float) -> List[Any]:
+        """Functions whose errors exceed `after`, although those of their inputs are at most `before`."""
+        changed = [f for f in self._network.graph.functions if any(self.error(v) > after for v in f.outputs)]
+        return [f for f in changed if all(self.error(v) <= before for v in f.inputs)]
 
     def lost(self, v: nn.Variable) -> Tuple[float, float]:
         """Share of the nonzero elements in fp32 that storage makes 0, and their median magnitude."""
