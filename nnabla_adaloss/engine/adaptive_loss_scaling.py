@@ -42,7 +42,7 @@ from .passes.hooked import PassInputs
 from .report import PassReport
 from .saved_state import load_state, state_of
 
-# Code of the method that divides by the scale; a derived updater may have one of its own that does not.
+# nnabla's update(), which divides gradients by the scale; that of a derived updater may not divide.
 _CODE_THAT_DIVIDES = DynamicLossScalingUpdater.update.__code__
 
 # Key of a flag in messages between ranks.
@@ -125,10 +125,10 @@ class AdaptiveLossScaling:
         emulation = loss if isinstance(loss, FormatEmulation) else None
         self._storage = NativeStorage() if emulation is None else emulation.emulated_storage
         self.loss, self.variable = loss, variable_of(loss)
-        # Only a Sink has this property. Its output is uninitialized memory, which may look like NaN.
+        # Only a Sink keeps gradients. It writes no output: that memory must not pass for a NaN loss.
         self._is_sink = properties_of(self.variable.parent.info.type_name).keeps_gradients
         self._reader = TailReader(self.variable, float_tail=float_tail)
-        # The graph as the emulation has read it, if it has not changed since.
+        # An emulation has read the graph already. Functions in `not_replaced` need float, but cannot move.
         graph, in_float, not_replaced = self._reader.find(None if emulation is None else emulation.graph)
         if any(properties_of(type_name).scales for type_name in {*graph.described.type_names}):
             raise ValueError(
@@ -146,6 +146,7 @@ class AdaptiveLossScaling:
         self.delay = self._chooser.method_alphas.delay
         self._seed = LossSeed(self.variable, self.kernels.scaled_float32)
         policy = self.config.method.policy(HistoryPolicy() if history is None else history)
+        # A window is given in iterations, but stored as measurements, each of which takes several iterations.
         self.components = Observations(Memory(policy.measured_every(self.config.iterations_per_measurement)))
         self._graph = GraphCache(
             self._reader,
@@ -168,14 +169,14 @@ class AdaptiveLossScaling:
 
     @property
     def undoable(self) -> List[Any]:
-        """Objects whose `undone` attributes a `savepoint` restores; then call `go_back_to`."""
+        """Objects whose attributes in `undone` a rollback restores, before it calls `go_back_to`."""
         return [self, self._chooser.method_alphas, *self._graph.undoable, self._storage.drawn]
 
     def go_on_from(self, before: AdaptiveLossScaling) -> None:
-        """Take over the state of the network's previous graph, for one rebuilt in each iteration.
+        """Take over the state of the engine of the network's previous graph, if graphs are rebuilt.
 
         Raises:
-            ValueError: it scales layers, or stores gradients, in another way.
+            ValueError: `before` scales layers, or stores gradients, in another way.
         """
         if before.config != self.config:
             raise ValueError(
@@ -193,14 +194,14 @@ class AdaptiveLossScaling:
         self.go_back_to(before)
 
     def go_back_to(self, before: AdaptiveLossScaling) -> None:
-        """Take over the measurements of the engine with which this iteration began, after a rollback."""
+        """Take over the measurements of `before`: of the previous graph, or the same engine rolled back."""
         self.iteration = before.iteration
         self.trained_on_infinite_loss = before.trained_on_infinite_loss
         self._graph.go_on_from(before._graph)
         self.components = before.components
 
     def share_with(self, other: AdaptiveLossScaling) -> None:
-        """Share random numbers, and the record of nonfinite gradients, with another loss."""
+        """Share random numbers, and the record of nonfinite gradients, with another loss of the training."""
         self._storage.drawn, self._nonfinite = other._storage.drawn, other._nonfinite
 
     @property
@@ -253,7 +254,7 @@ class AdaptiveLossScaling:
 
     @property
     def loss_scale(self) -> float:
-        """Loss scale S0 of the last backward; if measured, the scale after scalar functions at the loss."""
+        """S0 of the last backward: as given, or the scale of the first array after the loss's scalars."""
         if self._result is None:
             return self.components.policy.start_scale
         return self._result.schedule.loss_scale
@@ -282,17 +283,17 @@ class AdaptiveLossScaling:
         """True if the last backward left the loss NaN, or gradients of these parameters not finite."""
         if self.result.loss_is_nan or not self.result.found_inf:
             return self.result.loss_is_nan
-        # Other infinities do no harm: those of other parameters, and those that a later function masked out.
+        # Other infinities do no harm: those of other parameters, or those that a later ReLU set to 0.
         return not self.kernels.gradients_are_finite(parameters())
 
     def has_nothing_to_learn(self) -> bool:
         """True if the loss of the last batch, or every loss weight, is zero."""
         schedule = self.result.schedule
-        # The loss itself has the loss weight 1, even if scalars multiply all that follows by 0.
+        # Only arrays can learn: in `0 * loss` they have the loss weight 0, but the loss itself always has 1.
         scalars = schedule.components.scalar_components
         if not any(weight for index, weight in enumerate(schedule.loss_weights) if index not in scalars):
             return True
-        # A loss that the storage rounded to zero is not zero.
+        # A tiny loss, such as 1e-9, that an emulated storage has rounded to zero still has gradients.
         rounded = self._storage.data.get(hash(self.variable))
         was_rounded_to_zero = rounded is not None and bool(rounded.underflowed)
         return not (self.variable.d.any() or was_rounded_to_zero)
@@ -320,11 +321,8 @@ class AdaptiveLossScaling:
         return scales[position]
 
     def after_overflow(self) -> bool:
-        """Lower the scale that made the last backward overflow; False if only a lower S0 may help.
-
-        Call it when gradients that matter are not finite: those behind a mask do no harm.
-        """
-        # Schedules of all topologies were chosen without knowledge of this overflow.
+        """Lower the scale that made gradients overflow (see `overflowed`); False if none can be lowered."""
+        # Schedules of all topologies were chosen before this overflow, and might repeat it.
         self._graph.drop_schedules()
         if self._result is None or self._measures_nothing:
             return False
@@ -332,7 +330,7 @@ class AdaptiveLossScaling:
         return lowered
 
     def shared_statistics(self) -> Optional[Dict[str, Sequence[float]]]:
-        """Export measurements for other ranks, which base the next scales on all; None: no new ones."""
+        """Export measurements, as ranks choose from those of all; None: all scales are a constant S0."""
         if self._measures_nothing:
             return None
         prepared = self._graph.current()
@@ -341,22 +339,22 @@ class AdaptiveLossScaling:
         return {**flag, **self.components.shared(), **prepared.statistics.shared()}
 
     def adopt_statistics(self, messages: Sequence[Mapping[str, Sequence[float]]]) -> None:
-        """Replace the measurements by the `shared_statistics` of all ranks, in their order."""
+        """Replace the measurements by the `shared_statistics` of all ranks, in the ranks' order."""
         prepared = self._graph.current()
         if any(one[_CHOOSES_AGAIN][0] for one in messages):
-            # If one rank chooses again, all do: from equal measurements they choose equal scales.
+            # Otherwise this rank would keep old scales while another one chooses new ones.
             prepared.schedules = prepared.schedules.drop()
         self.components = self.components.adopting(messages)
         prepared.statistics.adopt(messages)
 
     def after_update(self, step: Optional[Callable[[], Any]] = None) -> None:
         """End a good iteration: remember its measurements, run the solver's `step`, measure new weights."""
-        # The memory comes first: when `step` ends, the iteration is complete, and may be interrupted at once.
+        # Before `step`: a Ctrl-C right after it must not leave new weights with the old memory.
         self.components = self.components.after_iteration(good=True)
         self.trained_on_infinite_loss = self._result is not None and self._result.loss_is_infinite
         if step is not None:
             step()
-        # In a half context the next forward rounds the weights: measure now those of the next pass's slice.
+        # In half, forward may convert weights: measure now, in fp32, those of the next pass's slice.
         if self.in_half and self._result is not None:
             prepared = self._graph.current()
             following = prepared.slice(prepared.schedules, self.iteration, self._result.schedule.given_scale)
@@ -404,7 +402,7 @@ class AdaptiveLossScaling:
         function_post_hook: Optional[Hook] = None,
     ) -> None:
         """Run forward as `Variable.forward` does."""
-        if self.kernels.asynchronous:
+        if self.kernels.asynchronous:  # reading loss weights afterwards would wait for the GPU
             self._graph.current().before_forward(self.variable.parent.context)
         hooks = {"function_pre_hook": function_pre_hook, "function_post_hook": function_post_hook}
         self.loss.forward(clear_buffer=clear_buffer, clear_no_need_grad=clear_no_need_grad, **hooks)
@@ -447,28 +445,28 @@ class AdaptiveLossScaling:
             GraphChangedError: the graph was rewired while backward ran.
         """
         if iteration is None and scale is not None:
-            # Loops of this package, which do not divide, number their iterations.
+            # Loops of this package number their iterations: this may be nnabla's loop, which divides, too.
             _refuse_a_second_division(self)
         iteration = self.iteration if iteration is None else integer("iteration", iteration)
         if scale is not None:
             self._chooser.start_scale(scale)  # only checks it
         check_seed(self.variable, grad)
-        # nnabla applies a `need_grad` that was set inside the graph with the next forward.
+        # `marks`: a changed `need_grad` of an inner variable, which nnabla applies in the next forward.
         prepared = self._graph.current(wiring=not graph_unchanged, marks=True)
         if not prepared.plan.nodes:
             raise ValueError(NEEDS_NO_GRADIENT)
         if self._reader.moved:
             self._reader.before_backward()  # raises if functions were moved to float since forward
         leaves = prepared.leaves
-        # Read once: nnabla makes a new object for each access.
+        # Listed once, as nnabla makes a new object in each access to `grad`.
         masters = [leaf.grad for leaf in leaves.values()]
         all_zero = all(map(is_zeroing, masters))
         self.guard.before_backward(masters, all_zero=all_zero)
         loss_weights = prepared.loss_weights(scale, grad)
         self.components = self.components.before_pass(iteration)
         report: Optional[PassReport] = None
-        # Nonfinite gradients of an earlier batch, which nobody zeroed, would hide those of this one. Setting
-        # them aside zeroes them.
+        # Nonfinite gradients of an earlier batch, which nobody zeroed, would hide whether those of this batch
+        # are finite. Setting them aside zeroes the masters; after the pass they are put back.
         if self._nonfinite.keys and self._nonfinite.set_aside(leaves):
             all_zero = all(map(is_zeroing, masters))
         hooks = function_pre_hook, function_post_hook
@@ -480,7 +478,7 @@ class AdaptiveLossScaling:
             watch = None
             if self.audience is not None and self.audience.wants(LayerScaled, iteration):
                 watch = LayerWatch(self.audience, prepared, decision, iteration, self.components.attempt)
-            # Forward's own results are checked for infinities and NaN together with the gradients.
+            # The loss and running statistics are checked with the gradients: a GPU is waited for only once.
             arrays = self.guard.state.arrays if self.guard.state.written else ()
             prepared.measurements.watch(arrays, None if self._is_sink else self.variable.data)
             report = self._result = run_pass(
@@ -512,11 +510,11 @@ class AdaptiveLossScaling:
         self.iteration = iteration + 1
 
     def probe(self, scale: float) -> None:
-        """Run backward again with S0 = `scale` for all components; its measurements are dropped."""
+        """Run backward again with all scales at `scale`, to see if it fits; drop the measurements."""
         prepared = self._graph.current()
         check_scale(scale)
         loss_weights = prepared.loss_weights(scale)
-        # A loss weight above 1 enlarges gradients: divide the scale of their component by it.
+        # A loss weight above 1, as of `4096 * loss`, enlarges gradients, as a larger scale would.
         scales = [within_float32(scale / max(weight, 1.0)) for weight in loss_weights]
         decision = Decision(prepared.schedule(scales, scale, loss_weights), prepared.schedules)
         run_pass(self.loss, self._seed, prepared, decision, PassInputs(clear_buffer=True))

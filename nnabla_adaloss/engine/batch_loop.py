@@ -24,12 +24,12 @@ class Outcome(NamedTuple):
 
     @property
     def lowered(self) -> bool:
-        """True if a scale was lowered for the batch."""
+        """True if the batch's next try has lower scales: lowered ones, or from its own measurements."""
         return bool(self.facts.lowered or self.facts.fits)
 
     @property
     def fault(self) -> str:
-        """Function of forward with a nonfinite array, in words, if it is the cause; else empty."""
+        """Function of forward with a nonfinite array, in words, if that made gradients nonfinite; else ""."""
         return (self.facts.fault or "") if self.verdict.of_forward else ""
 
     @property
@@ -61,7 +61,7 @@ class BatchLoop(NamedTuple):
         repeats = 0
         while True:
             outcome = self.conclude(self._facts(repeats), rules)
-            # A batch of an update that is lost already changes nothing.
+            # An update with an earlier lost batch is lost anyway, and that batch's overflow was reported.
             if outcome.facts.overflowed and not rules.update_lost:
                 self.on_overflow(outcome)
             if outcome.verdict is not PassVerdict.RERUN:
@@ -83,8 +83,8 @@ class BatchLoop(NamedTuple):
                 if measured.overflowed:
                     facts, outcome = measured, self._last_pass()
                 else:
-                    # Scales from its own measurements suffice. The outcome is still that of the overflow: the
-                    # batch runs again, if `rules` allow that, or is lost.
+                    # Scales from the batch's own measurements fit. Still it has overflowed: it runs again
+                    # with these scales, or is lost if `rules` forbid repeats.
                     facts = facts._replace(fits=True)
             elif verdict is PassVerdict.CHECK_FORWARD:
                 facts = facts._replace(fault=scaling.find_fault())
@@ -94,7 +94,7 @@ class BatchLoop(NamedTuple):
                 facts = facts._replace(lowered=scaling.after_overflow() or self.lower())
             else:
                 if verdict.lowers_nothing:
-                    # No scale helps, so that those lowered for this batch rise again.
+                    # No scale helps this batch: the next ones get the scales from before it.
                     scaling.components = scaling.components._replace(provisional={}, began=frozenset())
                 return outcome._replace(verdict=verdict, facts=facts)
 
@@ -109,14 +109,14 @@ class BatchLoop(NamedTuple):
         scaling = self.scaling
         if scaling.overflowed(self.parameters):
             return self.overflow_facts(repeats)
-        # Scales that are far too low are accepted for a batch that cannot run again.
+        # Far too low scales are accepted if gradients were not saved before the batch: it cannot run again.
         return Facts(repeats, calibrated=scaling.calibrated or not scaling.guard.can_undo_batch)
 
     def overflow_facts(self, repeats: int = 0) -> Facts:
         """Collect facts about the last pass over a batch, in which gradients overflowed."""
         scaling = self.scaling
         loss_finite = bool(np.isfinite(scaling.variable.d).all())
-        # A loss that is always infinite, such as a sum beyond the format, is no sign of bad data.
+        # If the last good batch had an infinite loss, too, as of a sum beyond the format, data are not bad.
         always_infinite = scaling.trained_on_infinite_loss and not np.isnan(scaling.variable.d).any()
         return Facts(
             repeats,
@@ -137,13 +137,13 @@ class BatchLoop(NamedTuple):
         gradients = [v.grad for v in {*leaves, *self.parameters()}]
         snapshot = ArraySnapshot(scaling.kernels)
         snapshot.save(gradients)
-        # Backward adds to gradients: zero the infinities of the overflow.
+        # Backward adds to gradients, or does not reach them: infinities of the overflow would stay.
         for gradient in gradients:
             gradient.zero()
         scaling.probe(self.smallest_scale)
         finite = scaling.kernels.gradients_are_finite(self.parameters())
         if finite:
-            # Most of these have underflowed, and no update must use them. The nonfinite ones, which are
-            # restored, tell all ranks that the batch must run again, or is lost.
+            # Most of these have underflowed. An update on any rank would use them, unless the gradients show
+            # that the batch has overflowed.
             snapshot.restore()
         return finite

@@ -22,7 +22,7 @@ from .method_alphas import MethodAlphas
 from .prepared_graph import PreparedGraph
 from .slices import Slice
 
-# Ratio of the largest gradient of a leaf to the smallest that must still be a normal number.
+# Ratio of the largest gradient of a leaf to the smallest that must still keep all its bits.
 _NORMAL_SPAN = 2.0**8
 
 
@@ -54,20 +54,20 @@ class Chooser:
     def __init__(self, config: AdaLossConfig) -> None:
         self.method_alphas, self._config = MethodAlphas(config), config
         # A leaf's amax may lie this factor below the end of the range: then gradients `_NORMAL_SPAN` times
-        # smaller are still normal numbers. Components are merged only if it lies no lower.
+        # smaller are still normal numbers. Merged components share the lowest scale: not if it lies lower.
         stored = get_format(config.dtype or "float16")
         self._spread = min(config.range.u_max, stored.max) / (_NORMAL_SPAN * stored.smallest_normal)
         self._spare = spare_of(stored)
 
     def start_scale(self, scale: float) -> float:
-        """Initial scale of the loss gradient, from S0 or from an engine's start scale; both are checked."""
+        """Checked initial scale of the loss gradient: a given S0, or the start scale, times `init_scale`."""
         return check_scale(check_scale(scale) * self._config.init_scale, "scale * init_scale")
 
     def decide(self, prepared: PreparedGraph, observations: Observations, request: Request) -> Decision:
         """Decide which schedule the next pass has, one in use or a new one, and which arrays it measures."""
         iteration, given_scale, loss_weights, rerun, seeded = request
         in_use, policy = prepared.schedules, observations.memory.policy
-        # A rerun always chooses: the measurements of its batch are new.
+        # A rerun always chooses: the last scales did not suit its batch, which has been measured since.
         if not rerun:
             schedule = in_use.current(iteration, given_scale, loss_weights)
             if schedule is None:
@@ -80,20 +80,20 @@ class Chooser:
         # An inactive component needs no scale, measured or not.
         active = [index for index in prepared.components.computed if loss_weights[index]]
         unmeasured = any(limits.unit_amaxes[index] is None for index in active)
+        # Earlier amaxes do not suffice for a given seed gradient, which may be another one in each batch.
+        # Constant scales need no measurements.
         unknown = unmeasured or prepared.statistics.is_incomplete
-        # Earlier amaxes suffice unless something is unknown; the caller's seed gradient may be another one in
-        # each batch. Constant scales need no measurements.
-        needs_all = rerun or unknown or not self.method_alphas.delay or seeded
+        needs_all = rerun or seeded or unknown or not self.method_alphas.delay
         measure_all = needs_all and not in_use.measures_nothing(given_scale)
-        # A choice is complete if all layers were measured for it.
+        # A choice is complete if it knows all layers: only then may later iterations use its schedule.
         if self.method_alphas.delay:
-            # In earlier iterations, as only those measurements have been exchanged between the ranks.
+            # Measurements of this iteration are not exchanged yet: other ranks would have other schedules.
             is_complete = not (measure_all or observations.measured_all)
         else:
-            # In an earlier pass over this batch.
+            # The first pass over this batch has measured all.
             is_complete = rerun or not measure_all
-        # A pass that measures all has hooks, merged or not. Merging saves those of later passes, which use
-        # this schedule if it is complete, or an equal one without provisional limits.
+        # Merging components saves passes their hooks. A pass that measures all has hooks anyway: it merges
+        # only if its choice is complete, so that later passes use the schedule, or an equal one.
         split = measure_all and not is_complete
         schedule = self._choose(prepared, limits, policy, request, split=split)
         # Incomplete schedules, and those with provisional limits after an overflow, are for this batch only.
@@ -118,6 +118,7 @@ class Chooser:
         method_alpha = self.method_alphas.alpha_function(
             prepared, request.iteration, loss_weights, s0_measured=given_scale is None
         )
+        # Below these scales gradients lose bits: they are not lowered further for bits of weights' copies.
         floors = {i: limit / self._spare for i, limit in enumerate(limits.limits) if limit is not None}
         limits = limits._replace(bounds=_bounds(prepared), floors=floors)
         if prepared.schedules.measures_nothing(given_scale):
@@ -125,7 +126,7 @@ class Chooser:
             limits = limits._replace(limits=[None] * len(loss_weights))
         # S0 at loss weight 1, given or initial: unmeasured components get their scales from it.
         start_scale = self.start_scale(policy.start_scale if given_scale is None else given_scale)
-        # From the smallest number of the range to the margin below its end.
+        # Ratio of the largest magnitude that limits allow, u_max / margin, to the smallest in range.
         span = self._config.range.u_max / (policy.margin * self._config.range.u_min)
 
         def choice_of(components: Components, limits: ScaleLimits) -> Choice:
@@ -144,14 +145,14 @@ class Chooser:
 
         merged = None if split else prepared.merged
         if merged and given_scale is not None and merged.components.root not in merged.components.at_loss:
-            # A given S0 is the scale of the loss gradient, and must not be shared with layers.
+            # The loss gradient, which carries the given S0, would share the lower scale of a layer.
             merged = None
-        # None if nothing is merged, or hooks are worth their time.
+        # None if nothing is merged, or split scales are so much higher that hooks are worth their time.
         choice = merged and choose_merged(components, merged, limits, choice_of, self._spread / policy.margin)
         is_merged = choice is not None
         choice = choice or choice_of(components, limits)
-        # Usually the last choice for these loss weights is equal, and used again, with its reasons, because
-        # its steps are cached. A rerun makes its own schedule; a rebuilt graph may have other nodes.
+        # An equal schedule, the last for these loss weights, is used again, as its steps are cached. A rerun
+        # needs its own, with new reasons; the nodes of a rebuilt graph may be others.
         last = None if request.rerun else prepared.schedules.last(loss_weights)
         if (
             last is not None
@@ -164,7 +165,7 @@ class Chooser:
 
 
 def _bounds(prepared: PreparedGraph) -> Mapping[int, AlphaBounds]:
-    """Bounds of alphas that keep the scaled copies of weights in range, with their bits, by position."""
+    """Bounds of alphas, by position of the weight: its scaled copy must be in range, and keep its bits."""
     described, statistics, storage = prepared.plan.described, prepared.statistics, prepared.storage
     bounds: Dict[int, AlphaBounds] = {}
     for _, layer_input in prepared.plan.layer_inputs.values():
@@ -172,7 +173,7 @@ def _bounds(prepared: PreparedGraph) -> Mapping[int, AlphaBounds]:
         weight = statistics.data(position)
         if weight is None:
             if position in statistics.request.data or described.recomputed[position]:
-                # Copies of an unmeasured weight must not be larger than the weight.
+                # The copy of an unmeasured weight could overflow if it were larger than the weight.
                 bounds[position] = AlphaBounds(1.0)
         elif weight.abs_max:
             key, size = prepared.graph.keys[position], math.prod(described.shapes[position])

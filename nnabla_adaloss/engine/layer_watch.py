@@ -35,7 +35,8 @@ class LayerWatch:
             node, layer_input = plan.layer_inputs[layer]
             output, chosen = node.outputs[0], decision.chosen
             loss_weight = schedule.loss_weight_of(output)
-            # Scales that were chosen earlier do not follow from the present statistics.
+            # Scales that were chosen earlier do not follow from the present statistics. A layer within merged
+            # components has no reason of its own.
             g = statistics.gradient(output) if chosen else None
             self._records[layer] = LayerRecord(
                 iteration=iteration,
@@ -45,7 +46,7 @@ class LayerWatch:
                 previous_scale=scale,
                 accumulated_scale=scale * alpha,
                 fan_in=layer_input.scaled.fan_in,
-                g=None if g is None else g.scaled(scale * loss_weight),
+                g=None if g is None else g.scaled(scale * loss_weight),  # as stored
                 weight=statistics.data(layer_input.weight) if chosen else None,
                 reason=schedule.reasons.get(layer, Reason.BRANCHES) if chosen else Reason.HELD,
                 attempt=attempt,
@@ -77,13 +78,13 @@ class LayerWatch:
         def read(name: str) -> Optional[GradientSeen]:
             array = named[name]
             if array.clear_called or not is_readable(array):
-                return None
+                return None  # freed, never written, or integers: the input of an embedding
             seen = self._kernels.exponent_histogram(array)
             key = keys[layer_input.weight if name == "weight" else layer_input.input]
             if name != "input_gradient":
                 return GradientSeen(*seen, storage.data_format(key, array.size) or self._format)
             stored, rounded = storage.gradient_format(key, array.size), storage.gradients.get(key)
-            # Numbers of elements that an emulated storage has made 0, and infinite.
+            # Numbers of elements that rounding has made 0, and infinite.
             lost = () if rounded is None else (rounded.underflowed, rounded.overflowed)
             return GradientSeen(*seen, stored or self._format, *lost)
 

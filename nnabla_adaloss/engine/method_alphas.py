@@ -31,7 +31,7 @@ class MethodAlphas:
         needs_arrays = self._needs is Needs.ARRAYS
         # Called for each function in a pass that measures, if the method needs arrays.
         self.copier = self.copy_arrays if needs_arrays else None
-        # Statistics of the last iteration avoid a second pass over each batch. Arrays are not kept that long.
+        # With delay=1 the last iteration's statistics save a second pass per batch. Arrays are not kept.
         self.delay = (0 if needs_arrays else 1) if config.delay is None else config.delay
         if self.delay and needs_arrays:
             raise ValueError(
@@ -54,6 +54,7 @@ class MethodAlphas:
             g, w = product.matrices(output.grad.data, weight.data.data, node.args, layer_input.scaled)
             if np.isfinite(g).all() and np.isfinite(w).all():
                 copies = np.array(g, np.float32) / np.float32(scale), np.array(w, np.float32)
+                # A new dict, as a savepoint keeps the old one.
                 self._arrays = {**self._arrays, layer_input.layer: copies}
 
     def alpha_function(
@@ -67,7 +68,8 @@ class MethodAlphas:
         # given S0 may be too large, and alphas then less than 1.
         lowest = 1.0 if s0_measured else 0.0
 
-        # Bounds apply to `uncompensated`: the scale without the factor that makes up for a small loss weight.
+        # `uncompensated`: the scale without the factor that makes up for a small loss weight, as of `1e-6 *
+        # loss`. With that factor `accum_upper_bound` would leave no alpha above 1.
         def method_alpha(layer: str, scale: float, uncompensated: float) -> Tuple[float, Reason]:
             node, layer_input = prepared.plan.layer_inputs[layer]
             loss_weight = loss_weights[prepared.components.of[node.outputs[0]]]
@@ -105,10 +107,7 @@ class MethodAlphas:
 
     def state_dict(self) -> Dict[str, List[Any]]:
         """Histories by layer, as plain numbers and lists, for `loaded`."""
-        return {
-            layer: [[iteration, list(g)] for iteration, g in history]
-            for layer, history in self._histories.items()
-        }
+        return {layer: [[i, list(g)] for i, g in history] for layer, history in self._histories.items()}
 
     @staticmethod
     def loaded(state: Mapping[str, Sequence[Any]]) -> Dict[str, History]:

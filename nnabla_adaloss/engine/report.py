@@ -26,9 +26,9 @@ class PassReport:
 
     Attributes:
         found_inf: functions, by name, whose gradients are not finite, first in backward order first.
-        kind: `"hookless"`; `"measuring"`: every gradient was measured; or the reason for hooks around single
-            functions.
-        state_finite: True if running statistics, and all else that forward has written, are finite.
+        kind: `"hookless"`; `"measuring"` if every gradient was measured, with hooks; else the reason why the
+            pass had hooks.
+        state_finite: True if running statistics and other leaves that forward has written are finite.
         loss_is_nan: True if the loss is NaN.
         loss_is_infinite: True if the loss is infinite; its gradients may be finite.
 
@@ -66,15 +66,13 @@ class PassReport:
 
     @property
     def component(self) -> Optional[str]:
-        """The first component, in backward order, where an overflow showed, named after the function whose
-        output gradient is its first; None: all were finite.
-        """
+        """Name of the first component, in backward order, where an overflow showed; None: all were finite."""
         first = self.measurements.overflowed
         return None if first is None else self.schedule.components.names[first]
 
     @property
     def nonzero(self) -> Iterator[int]:
-        """Keys of the leaves whose gradients are not all zeros; usually reading the first one is enough."""
+        """Keys of the leaves whose gradients are not all zeros, one by one: usually the first is enough."""
         keys = self.graph.keys
         return (keys[one.leaf] for one, amax in zip(self.leaves, self.largest) if amax)
 
@@ -95,7 +93,7 @@ class FinishedPass(NamedTuple):
     results: Results
 
     def report(self, kind: str) -> PassReport:
-        """Make the report of the pass; `kind`: its attribute."""
+        """Make the report of the pass; `kind`: see `PassReport`."""
         prepared, decision, results = self.prepared, self.decision, self.results
         functions, first, suspected = self._overflow()
         measurements = PassMeasurements(
@@ -122,7 +120,7 @@ class FinishedPass(NamedTuple):
         )
 
     def _component_amaxes(self) -> Dict[int, float]:
-        """Largest unscaled magnitude of each component in the pass's slice, and in all that was rounded."""
+        """Largest unscaled magnitude of each component in the slice, and in what an emulation rounded."""
         plan, keys, storage = self.prepared.plan, self.prepared.graph.keys, self.prepared.storage
         measured, rounded = self.decision.slice, storage.gradients
         components, scales = self.decision.schedule.components, self.decision.schedule.scales
@@ -136,41 +134,41 @@ class FinishedPass(NamedTuple):
                 amaxes[index] = amax
 
         for position, (statistics, scale) in self.gradients.items():
-            # A gradient between functions in float is not stored in the format: it limits only the scale of
-            # a component of scalars.
+            # Gradients between functions in float cannot overflow in half, so that they must not lower a
+            # scale; except for components of scalars, which would have no amax otherwise.
             is_stored = keys[position] in rounded if storage.rounds else position not in plan.in_float
             among_scalars = components.of.get(position) in components.scalar_components
             if position in plan.limiting_gradients and (is_stored or among_scalars):
                 include(position, statistics.abs_max / scale)
-        # An emulation that rounds has measured every gradient, in the slice or not. Scalars are left to the
-        # slice: some of them are rounded only in passes with hooks.
+        # An emulation that rounds has measured every gradient, in the slice or not. Scalars are only taken
+        # from the slice: some are rounded in passes with hooks alone, whose amaxes would differ.
         for position in plan.largest_gradients if rounded else ():
             if position not in plan.scalars and keys[position] in rounded:
                 include(position, rounded[keys[position]].statistics.abs_max / scales[position])
         return amaxes
 
     def _overflow(self) -> Tuple[Sequence[str], Optional[int], AbstractSet[int]]:
-        """Functions with nonfinite gradients, the first component where that showed, suspects before it."""
+        """Functions with nonfinite gradients, the first component with one, and suspected predecessors."""
         plan, keys, storage = self.prepared.plan, self.prepared.graph.keys, self.prepared.storage
         schedule, measured_all, rounded = self.decision.schedule, self.decision.measure_all, storage.gradients
         nonfinite = {p for p, (statistics, _) in self.gradients.items() if statistics.nonfinite}
         leaf_overflowed = math.inf in self.results.largest
-        # A gradient that overflows when an emulation stores it makes that of a leaf nonfinite, too: without
-        # one, statistics of rounding need not be searched. A pass that measures all is rare.
+        # An overflow at rounding nearly always reaches a leaf, so that a search of all roundings would only
+        # cost time. A pass that measures all can afford it, and finds those that a later ReLU sets to 0.
         if measured_all or nonfinite or leaf_overflowed:
             scaled = (p for p in schedule.scales if keys[p] in rounded)
             overflowed = {p for p in scaled if rounded[keys[p]].statistics.nonfinite}
-            nonfinite |= overflowed.difference(plan.leaves)
+            nonfinite |= overflowed.difference(plan.leaves)  # leaves: see `nonfinite_leaves`
         if not (nonfinite or leaf_overflowed):
             return (), None, frozenset()
         contributions = zip(self.written.contributions, self.results.largest)
         nonfinite_leaves = {one.leaf for one, amax in contributions if amax == math.inf}
-        leaf_components, finite = self._components_of_leaves(nonfinite_leaves)
+        leaf_components, finite_components = self._components_of_leaves(nonfinite_leaves)
         first = first_overflow(plan, schedule.components, nonfinite, leaf_components)
         leaves_of = [{*map(plan.leaf, node.leaves)} for node in plan.nodes]
         if nonfinite:
-            # The master of a leaf that several functions read does not tell which of them overflowed; output
-            # gradients do.
+            # The one master of a weight that several functions read does not tell which of them overflowed,
+            # but their output gradients do.
             uses = Counter(leaf for leaves in leaves_of for leaf in leaves)
             nonfinite_leaves = {leaf for leaf in nonfinite_leaves if uses[leaf] == 1}
         functions = [
@@ -178,18 +176,18 @@ class FinishedPass(NamedTuple):
             for node, leaves in zip(plan.nodes, leaves_of)
             if not nonfinite.isdisjoint(node.outputs) or not nonfinite_leaves.isdisjoint(leaves)
         ]
-        # Without measuring all, an overflow shows first where a weight has a gradient: it may have begun
-        # before that, in functions without one. An emulation has seen every gradient.
+        # If not all gradients were measured, an overflow in functions without weights, such as pooling, shows
+        # only in a later layer's weight. An emulation has seen every gradient.
         if first is None or storage.rounds or measured_all:
             return functions, first, frozenset()
-        return functions, first, suspected_predecessors(schedule.components, first, finite)
+        return functions, first, suspected_predecessors(schedule.components, first, finite_components)
 
     def _components_of_leaves(self, nonfinite_leaves: AbstractSet[int]) -> Tuple[Dict[int, int], Set[int]]:
         """Component of each function's first nonfinite leaf; and all components with a finite leaf."""
         plan, written, largest = self.prepared.plan, self.written, self.results.largest
-        # Function, leaf, and whether the gradient is not finite, of each contribution of this batch.
+        # Function and leaf of each contribution of this batch; True if its gradient is not finite.
         parts = [(one.node, one.leaf, largest[place] == math.inf) for one, place in written.measured]
-        # Of other leaves only the sum over their functions and earlier batches was measured.
+        # Of leaves that accumulate batches only the sum was measured: it speaks for all their functions.
         measured = {one.leaf for one, _ in written.measured}
         for node in plan.nodes:
             unmeasured = [leaf for leaf in map(plan.leaf, node.leaves) if leaf not in measured]
@@ -221,8 +219,8 @@ def first_overflow(
 
 
 def suspected_predecessors(components: Components, overflowed: int, finite: AbstractSet[int]) -> Set[int]:
-    """Predecessors that may have passed the overflow on, as no `finite` gradient of theirs was measured."""
-    # The search ends at finite components, and at scalars, which overflow later than successors do.
+    """Predecessors in which the overflow may have begun: none of their gradients is known to be finite."""
+    # The search ends at `finite` components, and at scalars: usually in float32, they overflow last.
     ends = finite | components.scalar_components
     reached, count = {overflowed}, 0
     while count < len(reached):

@@ -24,10 +24,11 @@ class Slice(NamedTuple):
 
 
 def empty_slices(plan: GraphPlan, count: int, *, rounds: bool) -> int:
-    """Number of first slices, of `count`, that are empty whatever is measured: the graph is too small."""
-    # Leaves that functions in half write, or all leaves if an emulation `rounds`, are in every slice.
+    """Number of slices, of `count`, that are surely empty as the graph is too small: the first ones."""
+    # Leaves that functions in half write, or all if an emulation `rounds`, are in every slice: none is empty.
     if rounds or any(node.half for node in plan.nodes):
         return 0
+    # All arrays together, measured or not, fill at least as many slices as the measured ones.
     return count - _used(sum(map(math.prod, plan.described.shapes)), count)
 
 
@@ -42,25 +43,26 @@ def slices_of(
     """Divide the arrays to measure into `count` slices, one for each iteration; None: nothing."""
     sizes = [math.prod(shape) for shape in plan.described.shapes]
     measured = {*plan.largest_gradients} | request.gradients | request.watched
-    kept, data = plan.described.kept.keys(), request.data
+    parameters, data = plan.described.kept.keys(), request.data
     gradients = [p for p in plan.gradients if p in measured and p not in plan.roots]  # the root's is known
-    weights, activations = sorted(data & kept), sorted(data - kept)
+    weights, activations = sorted(data & parameters), sorted(data - parameters)
     leaves = list(dict.fromkeys(leaf for node in plan.nodes for leaf in node.leaves))
     parts = [_divided(all_of, sizes, count) for all_of in (gradients, weights, activations, leaves)]
-    # Leaves written in half (all, if `rounds`) are in every slice: no batch of alternating ones is missed.
+    # Leaves that can overflow in half are in every slice: of two datasets that alternate, one may have the
+    # larger gradients, and never meet their slice.
     always = frozenset(leaf for node in plan.nodes if rounds or node.half for leaf in node.leaves)
     slices = [Slice(g, w, a, always.union(own), last=False) for g, w, a, own in zip(*parts)]
-    # An empty slice measures nothing, except the last one: it completes a measurement of everything.
+    # An empty slice becomes None, except the last one, whose `last` ends a measurement of everything.
     slices[-1] = slices[-1]._replace(last=True)
     return [one._replace(leaves=one.leaves - accumulating) if any(one) else None for one in slices]
 
 
 def _divided(positions: Sequence[int], sizes: Sequence[int], count: int) -> List[List[int]]:
-    """Divide positions into `count` lists of similar size; if arrays are small, the first stay empty."""
+    """Divide positions into `count` lists of similar size; if arrays are small, the first lists are empty."""
     used = _used(sum(sizes[position] for position in positions), count)
     lists: List[List[int]] = [[] for _ in range(used)]
     filled = [0] * used  # elements in each list
-    # Larger arrays go first, each into the list with the fewest elements; empty ones count 1, to be spread.
+    # Larger arrays go first, each into the smallest list. Empty arrays add 1, or one list would get them all.
     for position in sorted(positions, key=lambda p: (-sizes[p], p)):
         smallest = filled.index(min(filled))
         lists[smallest].append(position)
