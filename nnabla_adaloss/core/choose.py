@@ -59,7 +59,7 @@ class ScaleLimits(NamedTuple):
     underflowed: AbstractSet[int] = frozenset()  # measured as zero, although predecessors are not
     equalize: bool = True  # True if close limits are equalized
     bounds: Mapping[int, AlphaBounds] = {}  # bounds of alphas, by position of the weight
-    # Scale of a component below which its gradients lose bits; without one, no weight lowers the scale.
+    # Scale of a component below which its gradients lose bits; without one, no layer's weight lowers it.
     floors: Mapping[int, float] = {}
 
     def with_s0(self, components: Components, s0: float) -> ScaleLimits:
@@ -69,14 +69,14 @@ class ScaleLimits(NamedTuple):
             weight, limit = self.loss_weights[index], limits[index]
             if weight:
                 limits[index] = min(within_float32(s0 / weight), math.inf if limit is None else limit)
-        # No weight lowers these scales: a given S0 stays.
+        # Without floors, no layer's weight lowers these scales: a given S0 stays.
         floors = {i: floor for i, floor in self.floors.items() if i not in components.at_loss}
         return self._replace(limits=limits, floors=floors)
 
     def size_before(self, edge: Edge) -> float:
-        """Largest gradient expected before an edge, without scale."""
+        """Largest gradient expected before an edge, unscaled; at the loss it includes the edge's factor."""
         if edge.layer is None:
-            # The successor's loss weight contains the factor of this function, and all before it at the loss.
+            # The loss gradient is 1. The successor's loss weight is the product of all factors from there on.
             return self.loss_weights[edge.successor]
         unit_amax = self.unit_amaxes[edge.predecessor]
         return self.loss_weights[edge.predecessor] * (1.0 if unit_amax is None else unit_amax)
@@ -85,13 +85,13 @@ class ScaleLimits(NamedTuple):
         """Scale of a component without a limit; `unweighted`: for a loss weight of 1; `span`: see `Start`."""
         scale = unweighted / self.loss_weights[index]
         if index in self.underflowed:
-            # The function before it ran at the lower of the two scales, where all results were below u_min.
-            # A scale `span` times as high brings a gradient of u_min to u_max / margin.
+            # The function that computed it ran at the lower scale of the two components: all results were
+            # below u_min. A scale `span` times as high brings even u_min only to u_max / margin.
             scale = max(scale, min(scale, predecessor_scale) * span)
         return within_float32(scale)
 
     def merged(self, merged_of: Sequence[int]) -> ScaleLimits:
-        """Limits of merged components, the strictest of their parts; `merged_of`: their index, by part."""
+        """Limits of merged components that suit each of their parts; `merged_of`: their index, by part."""
 
         def combined(
             pick: Callable[[List[float]], float], of_parts: Iterable[Tuple[int, Optional[float]]]
@@ -118,10 +118,10 @@ class ScaleLimits(NamedTuple):
         )
 
     def of_root(self, start_scale: float, span: float) -> float:
-        """Scale of a loss gradient that may be any array, not the 1 of a scalar; arguments as in `Start`."""
+        """Scale of a loss gradient that is an array or given by the caller; arguments as in `Start`."""
         scale = self.limits[0]
         if scale is None:
-            scale = self.first_scale(0, start_scale, math.inf, span)
+            scale = self.first_scale(0, start_scale, math.inf, span)  # no predecessor
         return min(scale, self.provisional.get(0, math.inf))
 
 
@@ -148,7 +148,7 @@ def choose(
 ) -> Choice:
     """Choose the scale of each component by the formulas above; `method_alpha`: None for "amax_history"."""
     shared_limits = _equalized(components, limits)
-    largest: Dict[int, float] = {}  # by successor: the largest gradient expected before edges to it
+    largest: Dict[int, float] = {}  # by successor, for unmeasured ones: the largest size before edges to it
     for edge in components.edges if None in limits.limits else ():
         largest[edge.successor] = max(limits.size_before(edge), largest.get(edge.successor, 0.0))
     scale_of = {components.root: start.root_scale}
@@ -177,13 +177,13 @@ def choose(
             # Unmeasured after a layer: the scale before it, lowered if another edge brings larger gradients.
             scale = scale_before * alpha if alpha < math.inf else scale_before
             size = limits.size_before(edge)
-            if size:  # zeros, as of a branch that has underflowed, tell nothing
+            if size:  # 0: a branch that has underflowed, whose gradients have no known size
                 scale *= size / largest[successor]
         scale = min(scale, limits.provisional.get(successor, math.inf))
         if start.power_of_two:
             scale = scale_before * floor_power_of_two(scale / scale_before)
-        # The first edge determines the scale of its successor. If that is unmeasured, its scale follows from
-        # its predecessor's, and an edge that brings zeros is overruled by the first that does not.
+        # The first edge determines the scale of its successor. But an unmeasured one follows its predecessor:
+        # if that has only zeros, such as a dead head, the first edge with nonzero gradients overrules it.
         overrules = limit is None and predecessor in nonzero and successor not in nonzero
         if successor not in scale_of or overrules:
             scale_of[successor] = scale
@@ -191,13 +191,13 @@ def choose(
             alpha_products[successor] = alpha_products[predecessor] * applied
         elif scale != scale_of[successor]:
             reason = Reason.BRANCHES
-        # Gradients after nonzero ones are nonzero, except that an unmeasured scalar may be 0 in this batch.
+        # Gradients after nonzero ones are nonzero, but unmeasured scalars may be 0, as at a hinge loss of 0.
         passes_nonzero = predecessor in nonzero and successor not in components.scalar_components
         if limit is not None or passes_nonzero:
             nonzero.add(successor)
         if layer is not None:
             reasons[layer] = reason
-    # A component without incoming edges gets no gradient.
+    # A component to which no active edge leads gets no gradient: any scale suits it.
     scales = [scale_of.get(index, start.root_scale) for index in range(len(components.names))]
     edges = [e for e in components.edges if e.weight in limits.bounds and limits.loss_weights[e.predecessor]]
     _keep_weights_in_range(edges, scales, limits.bounds, reasons)
@@ -214,20 +214,19 @@ def choose_merged(
     choice_of: Callable[[Components, ScaleLimits], Choice],
     spread: float,
 ) -> Optional[Choice]:
-    """Choose equal scales for components that only hooks could split; None if hooks are worth their time:
-    they raise a scale by more than `_WORTH_HOOKS`, and else the largest contributions to a leaf underflow.
+    """Choose equal scales for components that only hooks could split. None if hooks are worth their time: the
+    largest contributions to a leaf underflow, and split scales are more than `_WORTH_HOOKS` times as high.
     `spread`: ratio of limit to scale up to which gradients do not underflow.
     """
     choice = choice_of(merged.components, limits.merged(merged.of))
-    # From merged components to their parts.
-    choice = choice._replace(scales=[choice.scales[index] for index in merged.of])
+    choice = choice._replace(scales=[choice.scales[index] for index in merged.of])  # of the parts
     limit_of = {i: limit for i, limit in enumerate(limits.limits) if limit is not None}
     underflowing = {i for i, limit in limit_of.items() if limit > spread * choice.scales[i]}
     if not underflowing:
         return choice
     split = choice_of(components, limits)
     worth_hooks = {i for i in underflowing if split.scales[i] > _WORTH_HOOKS * choice.scales[i]}
-    # Their errors reach all descendants.
+    # Rounding errors of gradients that underflow reach all descendants.
     inexact = components.with_descendants(worth_hooks)
     for contributors in components.leaves.values():
         # The component with the smallest limit has the largest gradients.
@@ -251,11 +250,11 @@ def _in_order(components: Components, loss_weights: Sequence[float]) -> Iterable
                 yield edge
             else:
                 later.append(edge)
-        waiting = later if len(later) < len(waiting) else []  # the rest is never reached
+        waiting = later if len(later) < len(waiting) else []  # else nothing leads to these edges
 
 
 def _equalized(components: Components, limits: ScaleLimits) -> Sequence[Optional[float]]:
-    """Equalize close limits of arrays, as a layer that changes the scale copies its weight."""
+    """Equalize close limits of arrays: a layer between different scales would have to copy its weight."""
     if not limits.equalize:
         return limits.limits
     scalars = components.scalar_components
@@ -280,8 +279,8 @@ def _equalized(components: Components, limits: ScaleLimits) -> Sequence[Optional
 
 
 def _set_inactive(components: Components, scales: List[float], limits: ScaleLimits, start: Start) -> None:
-    """Give inactive components the largest scale of their successors, or else the root's. No alpha is above 1
-    then: a weight's copy could be infinite, and its product with a gradient of 0 NaN.
+    """Give inactive components the largest scale of their successors, or else the root's: their alphas are at
+    most 1. A larger one might make a weight's copy infinite, and its product with the gradient 0 NaN.
     """
     edges = [edge for edge in reversed(components.edges) if not limits.loss_weights[edge.predecessor]]
     for edge in edges:
@@ -311,8 +310,8 @@ def _keep_weights_in_range(
 
 
 def _keep_bits_of_weights(edges: Sequence[Edge], scales: List[float], limits: ScaleLimits) -> None:
-    """Lower scales before layers until the copies alpha * W keep their bits: down to the floors, where
-    gradients begin to lose theirs, or below for a copy's last few bits; not if even these would be lost.
+    """Lower scales before layers until the copies alpha * W keep their bits, but not below the floors, where
+    gradients begin to lose theirs. Below a floor, preserve only a few bits of a copy that has none otherwise.
     """
     # From the end of backward: lower scales may require lower predecessors; they only decrease, so it ends.
     lowered = True
@@ -324,18 +323,15 @@ def _keep_bits_of_weights(edges: Sequence[Edge], scales: List[float], limits: Sc
             if scale_after >= scale_before * bounds.least_for_bits:
                 continue  # alpha is large enough
             # A lower scale raises the alphas of all layers after it, of which none may exceed its highest.
-            in_range = max(
-                scales[e.successor] / limits.bounds[e.weight].highest
-                for e in edges
-                if e.predecessor == edge.predecessor
-            )
+            layers_after = [e for e in edges if e.predecessor == edge.predecessor]
+            in_range = max([scales[e.successor] / limits.bounds[e.weight].highest for e in layers_after])
             alpha, lowest = bounds.least_for_bits, max(floor, in_range)
             if scale_after < lowest * bounds.least_for_few_bits:
-                # The copy would keep fewer than a few bits: for these, gradients give up some of theirs.
+                # The copy would keep hardly a bit: gradients give up some of theirs for a few of its bits.
                 alpha, lowest = bounds.least_for_few_bits, max(floor / bounds.beyond_floor, in_range)
                 if scale_after < lowest * alpha:
-                    continue  # even these would be lost
-            # `alpha` leads from the lower scale to `scale_after`, unless that scale is below `lowest`.
+                    continue  # even so the copy would keep hardly a bit
+            # `scale_after / alpha` is the scale before the layer at which its alpha is large enough.
             factor = floor_power_of_two(scale_before / max(lowest, scale_after / alpha))
             if factor > 1.0:
                 scales[edge.predecessor], lowered = scale_before / factor, True

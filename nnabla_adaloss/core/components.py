@@ -40,10 +40,10 @@ class NodeStructure(NamedTuple):
     layer_inputs: Tuple[LayerInput, ...]
     loss_section: bool  # True between the loss and the first layer
     linear: bool  # True if its input gradients are proportional to the output gradient
-    own_references: bool  # True if it keeps references to arrays of its parameters
+    own_references: bool  # True if it keeps references to its parameters' arrays: no others can replace them
     half: bool
-    # True if its inputs are in other components than its output, although it is no layer: it is not linear,
-    # and reads an unscaled gradient, or its output is a scalar at the loss, which is cheap to rescale.
+    # True if it separates the component of its inputs from that of its output, although it is no layer: it is
+    # not linear, and must read an unscaled gradient; or its output is a scalar at the loss, cheap to rescale.
     separates: bool
 
 
@@ -74,7 +74,7 @@ class Components(NamedTuple):
     def with_descendants(self, indices: AbstractSet[int]) -> AbstractSet[int]:
         """Components with these indices, and all that edges lead to from them."""
         reached, count = {*indices}, 0
-        # Edges are in backward order, so that one round is enough, except for cycles.
+        # One round is enough, unless a skip connection makes a cycle: a layer leads to an earlier component.
         while count < len(reached):
             count = len(reached)
             for edge in self.edges:
@@ -103,15 +103,15 @@ def components_of(
     by_layer: bool,
 ) -> Components:
     """Find the components of a graph's gradients. `sizes`, by position: 1 for scalars; `shared_gradients`: by
-    leaf, the first one that has the same gradient array; `by_layer`: False if layers do not scale, and so
-    connect their inputs as other functions do.
+    leaf, the first one that has the same gradient array; `by_layer`: False if every alpha is 1, so that
+    layers pass their scale on as other functions do.
     """
     groups: List[Sequence[int]] = []  # of positions with a common scale
     for node in nodes:
         scaled = {one.input for one in node.layer_inputs} if by_layer else set()
         passed_on = [position for position in node.inputs if position not in scaled]
         if node.separates:
-            # Its inputs share a scale, to which a scalar output is rescaled instead of them.
+            # Its inputs share one scale: rescaling a scalar output to it spares rescaling each of them.
             groups += [node.outputs, passed_on]
         else:
             groups.append([*node.outputs, *passed_on])
@@ -128,7 +128,7 @@ def merge_components(
     shared_gradients: Mapping[int, int] = {},
 ) -> MergedComponents:
     """Merge components that only hooks could split; only `swappable` weights can be replaced for a pass."""
-    # Each group has one scale. Its second member may be a label that stands in several groups.
+    # Groups of components with one scale. A label, such as ("leaf", 3), unites all groups that contain it.
     groups: List[Sequence[Any]] = [[index] for index in range(len(components.names))]
     for node in nodes:
         output = components.of[node.outputs[0]]
@@ -137,9 +137,9 @@ def merge_components(
             # All layers that read a weight use one copy of it, and so one alpha = S(input) / S(output).
             groups += [[output, ("output of", one.weight)], [scaled, ("input of", one.weight)]]
             if one.weight not in swappable:
-                groups.append([output, scaled])  # alpha is 1
-        # Contributions to a leaf are summed before they are unscaled. The few of functions that separate
-        # components are unscaled one by one.
+                groups.append([output, scaled])  # without a scaled copy alpha is 1
+        # Without hooks, contributions to a leaf are summed, all at one scale, and then unscaled. But those of
+        # functions that separate components are few: hooks around these unscale them alone.
         for leaf in () if node.separates else node.leaves:
             contribution = component_of_contribution(node, leaf, components.of)
             groups.append([contribution, ("leaf", shared_gradients.get(leaf, leaf))])
@@ -164,7 +164,7 @@ def _numbered(
 ) -> Components:
     """Make a component of the positions with equal `union_of`, in backward order, with edges between them."""
     named = [(node.outputs[0], node.label) for node in nodes]
-    # Components without an output here: scaled leaves, and results that backward skips, as with nn.grad.
+    # Components without an output here: scaled leaves, and inputs whose own function backward does not visit.
     for node in nodes:
         named += [(one.input, f"{one.layer}:input") for one in node.layer_inputs if one.input in union_of]
         named += [(position, f"{node.label}:input") for position in node.inputs]
@@ -179,7 +179,7 @@ def _numbered(
         for leaf in node.leaves:
             leaves[shared_gradients.get(leaf, leaf)].append(component_of_contribution(node, leaf, of))
         if node.layer_inputs or node.separates:
-            # Without `by_layer` a layer does not lead to a leaf, which is in no component.
+            # With `by_layer=False` a scaled leaf is in no component, and no edge leads to it.
             layers = {one.input: (one.layer, one.weight) for one in node.layer_inputs if one.input in of}
             inputs = {position: layers.get(position, (None, -1)) for position in [*layers, *node.inputs]}
             of_node = [Edge(of[node.outputs[0]], of[p], *layer) for p, layer in inputs.items()]

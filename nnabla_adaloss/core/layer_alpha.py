@@ -17,10 +17,10 @@ from .power_of_two import floor_power_of_two
 from .statistics import ArrayStatistics
 
 # Shares of a format's exponents, for `_factor`.
-_ENOUGH = 0.27  # amax over the smallest normal number at which a weight keeps its bits: 2**8 in float16
-_SPARE = 0.4  # largest factor by which scales are lowered for that: 2**12 in float16
-_FURTHER = 0.27  # further factor if the weight would lose nearly all its bits: 2**8 in float16
-_FEWEST_BITS = 4  # scales are not lowered for a copy that would keep fewer bits
+_ENOUGH = 0.27  # amax of a copy that keeps its bits, in smallest normal numbers: 2**8 in float16
+_SPARE = 0.4  # largest factor by which scales are lowered so that a copy keeps its bits: 2**12 in float16
+_FURTHER = 0.27  # further factor if the copy would lose nearly all its bits: 2**8 in float16
+_FEWEST_BITS = 4  # no scale is lowered for a copy that would keep fewer bits even then
 
 History = Tuple[Tuple[int, ArrayStatistics], ...]
 """Statistics of a layer's gradient by iteration, newest last, divided by its scale and loss weight."""
@@ -44,12 +44,12 @@ def unbounded_alpha(config: AdaLossConfig, layer: str, g: Any, W: Any, range: Ra
     return float(alpha)
 
 
-def bounded(alpha: float, previous_scale: float, config: AdaLossConfig) -> Tuple[float, Reason]:
-    """Bound alpha from above, at 1 or more; `previous_scale`: S, without compensation of a small loss."""
+def bounded(alpha: float, uncompensated: float, config: AdaLossConfig) -> Tuple[float, Reason]:
+    """Bound alpha from above, at 1 or more; `uncompensated`: S, except its part for a small loss weight."""
     if not config.use_bound or alpha <= 1.0:
         return alpha, Reason.METHOD
     # Comparisons instead of min and max, which are several times slower: this runs per layer and iteration.
-    upper, reason = config.accum_upper_bound / previous_scale, Reason.ACCUMULATED_BOUND
+    upper, reason = config.accum_upper_bound / uncompensated, Reason.ACCUMULATED_BOUND
     if upper > config.scale_upper_bound:
         upper, reason = config.scale_upper_bound, Reason.SCALE_BOUND
     if upper < 1.0:
@@ -60,7 +60,7 @@ def bounded(alpha: float, previous_scale: float, config: AdaLossConfig) -> Tuple
 class AlphaBounds(NamedTuple):
     """Bounds of the alpha of layers with one weight: powers of two, so that equal choices compare equal."""
 
-    highest: float  # the largest that keeps the scaled copy in range, but at least 1
+    highest: float  # the largest that keeps the scaled copy in range; at least 1, which makes no copy
     least_for_bits: float = 0.0  # the smallest that keeps nearly all bits of it
     least_for_few_bits: float = 0.0  # the smallest that keeps a few bits of its largest element
     beyond_floor: float = 1.0  # factor by which scales may fall below their floors for these few
@@ -76,13 +76,13 @@ def alpha_bounds(weight_amax: float, u_max: float, stored: Optional[Format]) -> 
     highest = max(floor_power_of_two(u_max / weight_amax), 1.0)
     if stored is None:
         return AlphaBounds(highest)
-    # At this alpha the copy's amax is 1, or down to half of it.
-    to_one = floor_power_of_two(1.0 / weight_amax)
-    # At this one nearly all elements of the copy are normal numbers. An alpha of 1 is always enough: it keeps
-    # the bits that the weight has.
-    enough = min(to_one * stored.smallest_normal * _factor(_ENOUGH, stored), 1.0)
-    few_bits = to_one * stored.smallest_subnormal * 2.0 ** min(_FEWEST_BITS, stored.mantissa_bits)
-    return AlphaBounds(highest, enough, few_bits, _factor(_FURTHER, stored))
+    to_one = floor_power_of_two(1.0 / weight_amax)  # brings the copy's amax into (0.5, 1]
+    # The copy's amax is 2**8 smallest normal numbers of float16: nearly all its elements are normal numbers.
+    # An alpha of 1 is always enough: the weight itself has no more bits.
+    for_bits = min(to_one * stored.smallest_normal * _factor(_ENOUGH, stored), 1.0)
+    # The copy's amax is a subnormal number of four bits, or of all that a short mantissa has.
+    for_few_bits = to_one * stored.smallest_subnormal * 2.0 ** min(_FEWEST_BITS, stored.mantissa_bits)
+    return AlphaBounds(highest, for_bits, for_few_bits, _factor(_FURTHER, stored))
 
 
 def spare_of(stored: Format) -> float:

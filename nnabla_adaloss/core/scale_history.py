@@ -21,7 +21,7 @@ from .validation import integer, number, positive_integer, positive_number
 _STEP = 4.0  # factor of lowering a scale for the next try, beyond the margin below the overflow
 _LEAST_MEASUREMENTS = 16  # fewer do not show the range of gradients
 
-# Making and checking a policy takes as long as reading ten functions of a rebuilt graph.
+# Cached: making and checking a policy takes as long as reading ten functions of a graph.
 _replaced = lru_cache(maxsize=16)(replace)
 
 
@@ -29,7 +29,7 @@ class AmaxWindow(NamedTuple):
     """Sliding maximum of magnitudes over the last iterations."""
 
     pushed: int = 0  # total number of entries
-    # By number; an entry that is not larger than a later one can never be the largest, and is dropped.
+    # (number, magnitude): magnitudes fall, as one that is not above a later one can never be the largest.
     entries: Tuple[Tuple[int, float], ...] = ()
     amax: float = 0.0  # the largest entry, which is the first
 
@@ -51,7 +51,7 @@ class AmaxWindow(NamedTuple):
         entries = tuple((integer("entry", i), number("amax", x)) for i, x in pairs)
         window = cls(integer("pushed", pushed), entries, entries[0][1] if entries else 0.0)
         numbers, magnitudes = [0, *(i for i, _ in entries)], [math.inf, *(x for _, x in entries)]
-        # The last entry is that of the last iteration, as only a later one drops an entry.
+        # `push` appends an entry for each iteration, so the last entry has the number `pushed`.
         rising = all(a < b for a, b in zip(numbers, numbers[1:])) and numbers[-1] == window.pushed
         falling = all(a > b for a, b in zip(magnitudes, magnitudes[1:])) and magnitudes[-1] >= 0.0
         if not (rising and falling):

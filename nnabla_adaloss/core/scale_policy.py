@@ -32,7 +32,7 @@ class ScaleState(NamedTuple):
 
     scale: float  # S0
     counter: int  # good updates since the last overflow or growth, as nnabla counts them
-    hysteresis_left: int  # overflows until the scale is lowered, with the one that lowers it; 1: the next one
+    hysteresis_left: int  # the scale is lowered by the n-th overflow from now; 1: by each further one
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,15 @@ from .components import Components, NodeStructure
 from .layer_record import Reason
 from .power_of_two import within_float32
 
-# Factor by which the scale of a float32 scalar may differ from that of its component, at which it fits in 16
-# bits. So it fits in float32; and so does the factor between a scalar moved up and another moved down.
+# Factor by which a float32 scalar's scale may differ from its component's, with which it fits in 16 bits. The
+# scalar then fits in float32, and so does 2**120, the factor from the lowest such scale to the highest.
 _FLOAT_FACTOR = 2.0**60
 
 
 class Rescale(NamedTuple):
-    """Gradient that is multiplied in place, between two functions."""
+    """Multiplication of a gradient in place, between the backwards of two functions."""
 
-    position: int
+    position: int  # of the variable
     factor: float
 
 
@@ -27,8 +27,8 @@ class Step(NamedTuple):
     """Work around the backward of one function."""
 
     before: Tuple[Rescale, ...]  # before it runs
-    scale: float  # of the output gradient that it reads, and of its contributions, except those with an alpha
-    alphas: Tuple[float, ...]  # of its layers, in the order of `NodeStructure.layer_inputs`
+    scale: float  # of the output gradient that it reads, and of what it writes; of scaled inputs times alpha
+    alphas: Tuple[float, ...]  # of scaled inputs, in the order of `NodeStructure.layer_inputs`
     after: Tuple[Rescale, ...]  # after it has run
 
 
@@ -42,25 +42,26 @@ class ScaleSchedule:
     given_scale: Optional[float]  # S0, where it was given; None: it was measured
     loss_weights: Tuple[float, ...]  # of each component, for which it was chosen: powers of two; 0: inactive
     reasons: Mapping[str, Reason] = field(default_factory=dict)  # reason of alpha, by layer
-    unbounded: Mapping[str, float] = field(default_factory=dict)  # result of the method, by layer
+    unbounded: Mapping[str, float] = field(default_factory=dict)  # alpha before it was bounded, by layer
     is_merged: bool = False  # True if components share scales because only hooks could split them
-    # Float32 functions whose scalar output's float32 gradient may leave its component's scale (`arriving`).
+    # Functions, by number, whose output is a float32 scalar with a scale of its own: see `arriving`.
     float_functions: FrozenSet[int] = frozenset()
 
     @cached_property
     def seed_scale(self) -> float:
-        """Scale of the seed gradient."""
+        """Scale of the seed gradient, which the first function of backward reads."""
         return self.scales[self.nodes[0].outputs[0]]
 
     @cached_property
     def loss_scale(self) -> float:
-        """Reported S0: the root's scale; if measured, that of the first active component after scalars."""
+        """S0 for reports: the root's scale; if measured, that of the first active arrays at the loss."""
         components = self.components
-        # A measured scale of a scalar root is the largest that its format allows, whatever the network.
+        # Measured, the scale of a scalar root is the largest of its format in every network: it would say
+        # nothing about this one's gradients.
         for edge in components.edges if self.given_scale is None else ():
-            leaves_scalars = edge.predecessor in components.at_loss and edge.layer is None
-            to_array = edge.successor not in components.scalar_components
-            if leaves_scalars and to_array and self.loss_weights[edge.successor]:
+            is_at_loss = edge.predecessor in components.at_loss and edge.layer is None
+            to_arrays = edge.successor not in components.scalar_components
+            if is_at_loss and to_arrays and self.loss_weights[edge.successor]:
                 return self.component_scales[edge.successor]
         return self.component_scales[components.root]
 
@@ -68,21 +69,21 @@ class ScaleSchedule:
         """Loss weight of a gradient that is not a leaf's."""
         return self.loss_weights[self.components.of[position]]
 
-    def moved_to(self, loss_weights: Tuple[float, ...], max_scale: float) -> Optional[ScaleSchedule]:
-        """Move scales against their loss weights, so that gradients are stored as before, or return None if
-        alphas would change or a scale would leave the range up to `max_scale`.
+    def with_loss_weights(self, loss_weights: Tuple[float, ...], max_scale: float) -> Optional[ScaleSchedule]:
+        """Convert to other loss weights: a gradient twice as large gets half the scale. None if alphas would
+        change, or a scale would leave the range of float32 or exceed `max_scale`.
         """
         if [old > 0.0 for old in self.loss_weights] != [new > 0.0 for new in loss_weights]:
-            return None  # other components are inactive
+            return None  # inactive components have no scale of their own to convert
         moves = [old / new if new else None for old, new in zip(self.loss_weights, loss_weights)]
-        # An alpha is the ratio of two arrays' scales: it stays if all arrays move by one factor. Weights of
-        # scalars may move by others: that of the loss is always 1.
+        # An alpha is the ratio of two arrays' scales: it stays if all arrays move by one factor. A larger one
+        # might make a weight infinite. Scalars may move otherwise: the loss itself always has the weight 1.
         scalars = self.components.scalar_components
         of_arrays = {move for i, move in enumerate(moves) if move is not None and i not in scalars}
         if len(of_arrays) != 1:
             return None
         (common,) = of_arrays
-        # Inactive components move with the others, as their layers keep an alpha of 1.
+        # Inactive components move with the others, so that the alphas of their layers stay, too.
         scales = [s * (common if move is None else move) for s, move in zip(self.component_scales, moves)]
         if within_float32(min(scales)) != min(scales) or max(scales) > within_float32(max_scale):
             return None
@@ -90,12 +91,12 @@ class ScaleSchedule:
 
     @cached_property
     def arriving(self) -> Mapping[int, float]:
-        """Scale of each gradient, by position, when all functions have contributed to it and `steps` have not
-        multiplied it yet: its component's, except for float32 scalars.
+        """Scale of each gradient, by position, before `steps` multiply it for the function that reads it: its
+        component's, except for float32 scalars.
         """
         scales = {position: self.component_scales[index] for position, index in self.components.of.items()}
-        # A float32 scalar takes the lowest scale of its function's inputs, so that this input's gradient need
-        # not be multiplied. In forward order: the inputs may be such scalars themselves.
+        # A float32 scalar takes the lowest scale of its function's inputs: otherwise that input's gradient,
+        # often an array, would be multiplied after it. In forward order: inputs may be such scalars, too.
         for node in reversed(self.nodes):
             if node.number in self.float_functions and node.inputs:
                 own, lowest_input = scales[node.outputs[0]], min([scales[p] for p in node.inputs])
@@ -104,16 +105,16 @@ class ScaleSchedule:
 
     @cached_property
     def scales(self) -> Mapping[int, float]:
-        """Final scale of each gradient, by position: the arriving one, or that to which `steps` bring it."""
+        """Scale at which each gradient is read, by position: `arriving`, or as `steps` multiply it."""
         scales = {**self.arriving}
         for node in self.nodes:
             if node.separates:
-                scale = 1.0  # not linear, such as a clipping function, which compares with a constant
+                scale = 1.0  # not linear: a clipping function compares the gradient with a constant
                 if node.linear:
-                    # Bringing its scalar output to the scale of the first input costs less than multiplying
-                    # that array. But it is only lowered: 16 bits may not hold it at a higher scale.
+                    # A scalar at the loss is brought to the scale of the first input: multiplying that array
+                    # would cost more. It is only lowered: at a higher scale it might overflow in 16 bits.
                     scale = min([self.arriving[p] for p in (*node.outputs[:1], *node.inputs[:1])])
-                # Its contribution to a leaf is in an array of its own, which nothing multiplies afterwards.
+                # A scaled input that is a leaf gets this scale, too: `steps` do not multiply leaves.
                 leaves = [one.input for one in node.layer_inputs if one.to_leaf]
                 scales.update(dict.fromkeys((*node.outputs, *leaves), scale))
         return scales
@@ -130,10 +131,10 @@ class ScaleSchedule:
                 rescaled = [p for p in (*node.outputs, *node.inputs) if arriving[p] != scale]
                 alphas = [1.0] * len(node.layer_inputs)
             else:
-                # Where layers do not scale, a leaf has no component: its alpha is 1.
+                # If layers do not scale (`by_layer=False`), a leaf has no component: its alpha is 1.
                 alphas = [arriving.get(one.input, scale) / scale for one in node.layer_inputs]
-            # What it reads or adds to is brought to the scale at which it runs, and its inputs back after it.
-            # The seed gradient, to which no function contributes, has that scale already.
+            # Gradients to which others have added need `scale` before the function reads or adds to them; the
+            # seed has it from the start. Afterwards inputs return to their own scale, at which others add.
             before = tuple([Rescale(p, scale / arriving[p]) for p in rescaled if p in reached])
             after = tuple([Rescale(p, arriving[p] / scale) for p in rescaled if p in node.inputs])
             if node.leaves or node.layer_inputs or before or after:

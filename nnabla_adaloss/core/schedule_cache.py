@@ -33,7 +33,7 @@ class ScheduleCache:
 
     iterations: int  # number of iterations that use a schedule
     by_layer: bool  # False: layers do not scale (alpha is always 1), so that a given S0 needs no measurement
-    delayed: bool
+    delayed: bool  # True for delay=1
     chosen: Mapping[Tuple[float, ...], Chosen] = field(default_factory=dict)  # by loss weights, latest last
     cycle_start: int = _ENDED  # first iteration of the cycle
 
@@ -44,31 +44,32 @@ class ScheduleCache:
     def current(
         self, iteration: int, given_scale: Optional[float], loss_weights: Tuple[float, ...]
     ) -> Optional[ScaleSchedule]:
-        """Schedule for this iteration; None: it must be chosen."""
+        """Schedule in use for these arguments; None: it must be chosen."""
         chosen = self.chosen.get(loss_weights)
         if chosen is None or chosen.schedule.given_scale != given_scale:
             return None
-        # With delay=0, each batch of a cycle's first iteration is measured, and has a choice of its own.
+        # With delay=0, the first iteration of a cycle measures each of its batches, for a choice of its own.
         first = self.cycle_start if self.delayed else self.cycle_start + 1
         in_cycle = first <= iteration < self.cycle_start + self.iterations
         is_of_cycle = in_cycle and chosen.iteration >= self.cycle_start
+        # Constant scales stay in use: a new choice, without measurements, would be equal.
         return chosen.schedule if is_of_cycle or self.measures_nothing(given_scale) else None
 
     def moved_to(
         self, loss_weights: Tuple[float, ...], iteration: int, given_scale: Optional[float], max_scale: float
     ) -> Optional[ScaleSchedule]:
-        """Latest schedule, moved to these loss weights; None if it is not in use, or alphas would change."""
+        """Convert the latest of all schedules to these loss weights; None if none is in use, or it cannot."""
         latest = self.current(iteration, given_scale, list(self.chosen)[-1]) if self.chosen else None
-        moved = latest and latest.moved_to(loss_weights, max_scale)
+        moved = latest and latest.with_loss_weights(loss_weights, max_scale)
         last = self.last(loss_weights)
-        # An earlier schedule for these loss weights is usually equal, and has its steps already.
+        # If the last schedule for these loss weights is equal, its cached `steps` need not be made again.
         return last if moved and last and last.component_scales == moved.component_scales else moved
 
     def slice_number(self, iteration: int) -> Optional[int]:
         """Number of the slice of the arrays, of `iterations`, that an iteration measures; None: nothing."""
         if not (self.delayed and self.chosen):
             return None
-        # Each cycle begins with another slice, so that each of several batches in turn meets every slice.
+        # Each cycle begins with another slice: else each of eight batches in turn would meet one slice only.
         cycle = self.cycle_start // self.iterations
         return (iteration - self.cycle_start - cycle) % self.iterations
 

@@ -52,7 +52,7 @@ class Rules(NamedTuple):
     repeat: bool  # True if they run again; else they are lost
     max_repeats: int
     check_after: int = CHECK_AFTER
-    update_lost: bool = False  # True if an earlier batch of the same update is lost, and so is the update
+    update_lost: bool = False  # True if an earlier batch, accumulated for the same update, is lost
 
 
 class Facts(NamedTuple):
@@ -78,7 +78,7 @@ def judge(facts: Facts, rules: Rules) -> PassVerdict:
         rerun = repeats_left and not (facts.calibrated or rules.update_lost)
         return PassVerdict.RERUN if rerun else PassVerdict.GOOD
     may_repeat = rules.repeat and repeats_left
-    # Scales from the batch's own gradients are tried before it is lost, or if its loss is not finite.
+    # Before a batch is given up, as lost or for its loss, scales from its own gradients are tried.
     if facts.can_measure_more and facts.fits is None and not (may_repeat and facts.loss_finite):
         return PassVerdict.MEASURE
     if rules.update_lost:
@@ -86,14 +86,14 @@ def judge(facts: Facts, rules: Rules) -> PassVerdict:
     lost = PassVerdict.RETRIES if rules.repeat else PassVerdict.OVERFLOW
     again_or_lost = PassVerdict.RERUN if may_repeat else lost
     if facts.fits:
-        return again_or_lost
+        return again_or_lost  # too high scales were the only fault
     # A fault in forward is searched for if forward is suspect, or before the batch is lost.
     if facts.fault is None and (facts.forward_is_suspect or not may_repeat):
         return PassVerdict.CHECK_FORWARD
     if not facts.loss_finite:
         return PassVerdict.NONFINITE_LOSS
-    # The smallest scale shows if a fault is harmless, as the minus infinity of an attention mask; and if any
-    # scale helps: else the batch must not lower scales that another lost one has lowered already.
+    # Finite gradients at the smallest scale show that a fault is harmless, such as the minus infinity of an
+    # attention mask. Otherwise no scale helps: lost batches in a row would lower scales further and further.
     if facts.fits_smallest is None and (facts.fault or (facts.lost_recently and not may_repeat)):
         return PassVerdict.PROBE
     if facts.fits_smallest is False:
@@ -102,7 +102,7 @@ def judge(facts: Facts, rules: Rules) -> PassVerdict:
         return PassVerdict.LOWER
     if not rules.repeat:
         return again_or_lost
-    # If no scale could be lowered, or several repeats did not help, forward is examined once.
+    # If no scale could be lowered, or after several repeats, forward is examined once.
     check_is_due = facts.repeats == rules.check_after
     if facts.fault is None and (check_is_due or not facts.lowered):
         return PassVerdict.CHECK_FORWARD

@@ -131,14 +131,14 @@ def test_inactive_components_move_with_the_others_and_stay_inactive(
 ) -> None:
     n = chain()
     schedule = n.chosen([2.0, 8.0, 32.0], None, (1.0, 1.0, 0.0))
-    found = schedule.moved_to(weights, 2.0**20)
+    found = schedule.with_loss_weights(weights, 2.0**20)
     assert (None if found is None else found.component_scales) == scales
 
 
 def test_no_scale_moves_beyond_float32_though_a_policy_allows_it() -> None:
     schedule = chain().chosen([2.0, 8.0, 32.0], None)
-    assert schedule.moved_to((1.0, 2.0**-95, 2.0**-95), 2.0**120) is not None
-    assert schedule.moved_to((1.0, 2.0**-96, 2.0**-96), 2.0**120) is None
+    assert schedule.with_loss_weights((1.0, 2.0**-95, 2.0**-95), 2.0**120) is not None
+    assert schedule.with_loss_weights((1.0, 2.0**-96, 2.0**-96), 2.0**120) is None
 
 
 def test_every_iteration_measures_its_slice_and_each_cycle_begins_with_another() -> None:
