@@ -23,13 +23,18 @@ _LOST = 0.1  # share of a layer's gradients, or of its data, that may become 0
 
 
 class Harm(NamedTuple):
-    """Effect of storing one layer, with every other in fp32."""
+    """Effect of storing one layer, with every other in fp32.
 
-    # Effect on its gradients, with adaptive scaling at its defaults. The error is the largest one of any
-    # layer's weight gradient, as the data of one layer affect the gradients of others.
+    Attributes:
+        gradients: effect on its gradients, with adaptive scaling at its defaults. The error is the largest
+            one of any layer's weight gradient, as the data of one layer affect the gradients of others.
+        data_underflow: share of its outputs and weights that become 0.
+        data_overflow: share of them that become infinite or NaN.
+    """
+
     gradients: StorageEffect
-    data_underflow: float  # share of its outputs and weights that become 0
-    data_overflow: float  # share of them that become infinite or NaN
+    data_underflow: float
+    data_overflow: float
 
     def reason(self, tolerance: float = _HARMLESS) -> str:
         """Clause about why it is too large; empty if it is harmless."""

@@ -43,12 +43,19 @@ _NONZERO, _LOST, _FINITE, _OVERFLOWED, _SQUARED_ERROR, _SQUARED = range(6)
 
 
 class Way(str, Enum):
-    """Ways of scaling to try, in order of effort."""
+    """Ways of scaling to try, in order of effort.
 
-    NONE = "none"  # no scaling
-    CONSTANT = "65536"  # a constant scale, as is usual
-    ONE = "one"  # one measured scale
-    ADAPTIVE = "adaptive"  # a measured scale per component, by `AdaptiveLossScalingUpdater`
+    Attributes:
+        NONE: no scaling.
+        CONSTANT: a constant scale, as is usual.
+        ONE: one measured scale.
+        ADAPTIVE: a measured scale per component, by `AdaptiveLossScalingUpdater`.
+    """
+
+    NONE = "none"
+    CONSTANT = "65536"
+    ONE = "one"
+    ADAPTIVE = "adaptive"
 
 
 class Layer(NamedTuple):
@@ -194,15 +201,21 @@ class Passes:
 
 
 class StorageEffect(NamedTuple):
-    """Effect of storing a layer's gradients with one way of scaling."""
+    """Effect of storing a layer's gradients with one way of scaling.
 
-    # Share of the elements that are nonzero in fp32 and zero as stored, by losses on the way, too.
+    Attributes:
+        underflow: share of the elements that are nonzero in fp32 and zero as stored, by losses on the way,
+            too.
+        overflow: share of the elements that are finite in fp32 and are not as stored.
+        error: relative error of the weight gradient against fp32 (of the output gradient where there is no
+            weight), as the ratio of Euclidean norms; infinite if any is not finite.
+        lost_units: share of the nonzero rows or columns of a weight gradient that are zero as stored, in all
+            batches.
+    """
+
     underflow: float
-    overflow: float  # share of the elements that are finite in fp32 and are not as stored
-    # Relative error of the weight gradient against fp32 (of the output gradient where there is no weight), as
-    # the ratio of Euclidean norms; infinite if any is not finite.
+    overflow: float
     error: float
-    # Share of the nonzero rows or columns of a weight gradient that are zero as stored, in all batches.
     lost_units: float = 0.0
 
 

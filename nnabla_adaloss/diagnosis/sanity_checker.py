@@ -20,10 +20,15 @@ from .watching import REPEATED
 
 
 class LayerLoss(NamedTuple):
-    """Share of a layer's gradient elements that are nonzero in fp32 and zero as stored."""
+    """Share of a layer's gradient elements that are nonzero in fp32 and zero as stored.
 
-    with_alpha: float  # with the scales of the training
-    without_alpha: float  # with the same scale of the loss, but without those of layers
+    Attributes:
+        with_alpha: with the scales of the training.
+        without_alpha: with the same scale of the loss, but without those of layers.
+    """
+
+    with_alpha: float
+    without_alpha: float
 
 
 class SanityChecker:

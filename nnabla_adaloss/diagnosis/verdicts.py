@@ -21,20 +21,33 @@ _UNITS = 0.1  # share of a layer's units that may lose their gradient although a
 
 
 class LayerNumbers(NamedTuple):
-    """Measurements of a layer: a function with weights, or a product of activations."""
+    """Measurements of a layer: a function with weights, or a product of activations.
+
+    Attributes:
+        amax: largest magnitude in fp32 of its weights' gradients and its outputs'.
+        nonzero: elements of its weights' gradients, or else of its outputs', that are not 0 in fp32.
+        floor: error that stored activations and weights cause alone, with gradients in fp32.
+        effects: effect of storage with each way of scaling.
+        stored: format of its output gradient.
+        is_noise: True if its gradient is 0 except for rounding errors, in fp32 too.
+        is_random: True if its gradient differs from pass to pass over the same batch.
+        waits_for: parameter that is 0, and blocks its gradient until training moves it.
+        begins: functions in whose backward the gradient is lost.
+        losing: parameters that lose, if others of the layer do not.
+    """
 
     name: str
     type_name: str
-    amax: float  # largest magnitude in fp32 of its weights' gradients and its outputs'
-    nonzero: int  # elements of its weights' gradients, or else of its outputs', that are not 0 in fp32
-    floor: float  # error that stored activations and weights cause alone, with gradients in fp32
-    effects: Mapping[Way, StorageEffect]  # effect of storage with each way of scaling
-    stored: Format  # format of its output gradient
-    is_noise: bool = False  # True if its gradient is 0 except for rounding errors, in fp32 too
-    is_random: bool = False  # True if its gradient differs from pass to pass over the same batch
-    waits_for: str = ""  # parameter that is 0, and blocks its gradient until training moves it
-    begins: Mapping[Way, str] = {}  # functions in whose backward the gradient is lost
-    losing: Mapping[Way, str] = {}  # parameters that lose, if others of the layer do not
+    amax: float
+    nonzero: int
+    floor: float
+    effects: Mapping[Way, StorageEffect]
+    stored: Format
+    is_noise: bool = False
+    is_random: bool = False
+    waits_for: str = ""
+    begins: Mapping[Way, str] = {}
+    losing: Mapping[Way, str] = {}
 
     @property
     def is_judged(self) -> bool:
@@ -43,37 +56,62 @@ class LayerNumbers(NamedTuple):
 
 
 class NetworkNumbers(NamedTuple):
-    """Measurements of a network."""
+    """Measurements of a network.
 
-    storage: str  # name of the format
+    Attributes:
+        storage: name of the format.
+        loss: mean in fp32.
+        stored_loss: mean with activations and weights as stored.
+        scales: scale of each way that has a single one.
+        layers: in forward order; empty where something ended the examination.
+        causes: faults that no loss scale can fix.
+        formats: effects by format, layer and way.
+    """
+
+    storage: str
     batches: int
-    loss: float  # mean in fp32
-    stored_loss: float  # mean with activations and weights as stored
-    scales: Mapping[Way, float]  # scale of each way that has a single one
-    layers: Sequence[LayerNumbers]  # in forward order; empty where something ended the examination
-    causes: Sequence[Cause]  # faults that no loss scale can fix
-    formats: Mapping[str, Mapping[str, Mapping[Way, StorageEffect]]]  # effects by format, layer and way
+    loss: float
+    stored_loss: float
+    scales: Mapping[Way, float]
+    layers: Sequence[LayerNumbers]
+    causes: Sequence[Cause]
+    formats: Mapping[str, Mapping[str, Mapping[Way, StorageEffect]]]
     notes: Sequence[Note]
 
 
 class LayerVerdict(NamedTuple):
-    """Verdict on one layer."""
+    """Verdict on one layer.
+
+    Attributes:
+        right_scale: largest power of two with two bits of headroom; None without a gradient.
+        serves: ways that keep its gradient.
+        line: the verdict in words.
+    """
 
     name: str
-    right_scale: Optional[float]  # largest power of two with two bits of headroom; None without a gradient
-    serves: Sequence[Way]  # ways that keep its gradient
-    line: str  # the verdict in words
+    right_scale: Optional[float]
+    serves: Sequence[Way]
+    line: str
 
 
 class Verdict(NamedTuple):
-    """Verdict on a network."""
+    """Verdict on a network.
 
-    line: str  # the verdict in a few sentences, with the first cause
-    needs: Optional[Way]  # least way of scaling that keeps every layer's gradient; None if none does
-    causes: Sequence[Cause]  # faults that no loss scale can fix; those that stop all learning first
-    scaling: str  # the line without the cause
-    layers: Sequence[LayerVerdict]  # in forward order
-    trains: Mapping[str, Sequence[Way]]  # ways that train the whole network in each format
+    Attributes:
+        line: the verdict in a few sentences, with the first cause.
+        needs: least way of scaling that keeps every layer's gradient; None if none does.
+        causes: faults that no loss scale can fix; those that stop all learning first.
+        scaling: the line without the cause.
+        layers: in forward order.
+        trains: ways that train the whole network in each format.
+    """
+
+    line: str
+    needs: Optional[Way]
+    causes: Sequence[Cause]
+    scaling: str
+    layers: Sequence[LayerVerdict]
+    trains: Mapping[str, Sequence[Way]]
 
     @property
     def formats(self) -> Mapping[str, Optional[Way]]:
