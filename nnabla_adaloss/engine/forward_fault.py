@@ -16,7 +16,7 @@ from ..kernels.arrays import FLOAT16, FLOAT32, is_readable, stored_dtype
 from ..undo import ArraySnapshot
 from .prepared_graph import PreparedGraph
 
-# An epsilon below float16's range has no effect; the reciprocal of its smallest normal number is in range.
+# In float16 a much smaller epsilon is 0. The reciprocal of this one, its smallest normal number, is in range.
 _DIVISION = " (keep what it divides by away from 0 by 2**-14 or more)"
 _ADVICE = {
     "Log": " (keep what it reads away from 0 by 2**-14 or more, or use F.log_softmax)",
@@ -31,8 +31,8 @@ def find_fault(loss: LossLike, prepared: PreparedGraph, rewind: Callable[[], Non
     rewind()
     first = 0  # index, by time of execution, of the first function to examine
     if kernels.asynchronous:
-        # Each examination waits for the device: a first forward, with one wait, finds where they must begin.
-        # Outside a batch `rewind` does not undo that forward: the snapshot does.
+        # Examining a function waits for the device: a first forward, with one wait, finds where to begin.
+        # `rewind` undoes that forward only during a batch of an updater: the snapshot does otherwise.
         written = [graph.leaves[p] for p, writer in plan.state_leaves.items() if writer is not None]
         snapshot = ArraySnapshot(kernels, written)
         snapshot.save()
@@ -44,7 +44,7 @@ def find_fault(loss: LossLike, prepared: PreparedGraph, rewind: Callable[[], Non
         rewind()
     # Leaves that forward may write, such as running statistics.
     state = {graph.keys[position] for position in plan.state_leaves}
-    # Finite ones that the running function reads: it has written nonfinite numbers that they hold afterwards.
+    # Finite state that the running function reads: nonfinite numbers there afterwards are written by it.
     finite_state: List[nn.Variable] = []
     fault, run = "", 0  # run: number of functions that have run
 
@@ -68,14 +68,14 @@ def find_fault(loss: LossLike, prepared: PreparedGraph, rewind: Callable[[], Non
 def _first_nonfinite(loss: LossLike, prepared: PreparedGraph) -> Optional[int]:
     """Run forward; return the index, by time of execution, of the first function with a nonfinite array."""
     kernels = prepared.kernels
-    # These are not the engine's, which may be running. A single fetch after forward waits once for a GPU.
+    # Own measurements: fetching the engine's would remove results of a pass. One fetch waits once for a GPU.
     measurements = measurements_by(kernels, len(prepared.graph.variables))
     # Of each function: True if an unreadable array is not finite; and tickets of its other arrays.
     measured: List[Tuple[bool, List[int]]] = []
 
     def measure(f: Any) -> None:
         variables = [v for v in f.inputs if v.parent is None and not v.data.clear_called] + f.outputs
-        # Kernels cannot read float64 data on the host, nor arrays that were never written.
+        # Kernels cannot read float64, as assigned to an input, nor arrays that no function has written.
         unreadable = [v for v in variables if not is_readable(v.data)]
         tickets = measurements.measure([v.data for v in variables if v not in unreadable])
         measured.append((any(_count_nonfinite(v, kernels) for v in unreadable), tickets))
@@ -126,11 +126,11 @@ def _where(v: nn.Variable) -> str:
 
 def _count_nonfinite(v: nn.Variable, kernels: Kernels) -> int:
     """Count the infinities and NaNs in a Variable's data; 0 if they were freed or never written."""
-    # Inputs of functions without gradients may be freed.
+    # Forward frees inputs that backward does not read.
     stored = None if v.data.clear_called else stored_dtype(v.data)
     if stored is None:
         return 0
     if stored in (FLOAT32, FLOAT16):
         return kernels.statistics(v.data).nonfinite
-    # Assigned float64 stays so until it is read; integers are finite.
+    # NumPy arrays assigned to an input may be float64 or integers, which are finite.
     return int(np.count_nonzero(~np.isfinite(v.data.data))) if stored.kind == "f" else 0

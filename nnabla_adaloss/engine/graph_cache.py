@@ -56,17 +56,17 @@ class GraphCache:
         watched: bool,
     ) -> None:
         self._reader, self._config, self._parameters = reader, config, parameters
-        # The first graph, until it is prepared.
+        # The given graph, until it is prepared: it need not be read again.
         self._read: Optional[Graph] = graph
         self._kernels, self._storage = kernels, storage
         adaptive = config.method.needs is not Needs.NOTHING
         self._options = PlanOptions(config.selection, adaptive, frozenset(non_homogeneous))
         # Names in the parameter scope in which the loss is wrapped.
         self._names = registered_names()
-        # A fixed alpha of 1 scales no layer.
+        # A layer with a fixed alpha of 1 changes no scale: its output and input are in one component.
         by_layer = not (isinstance(config.method, Fixed) and config.method.fixed_loss_scale == 1.0)
-        iterations = config.iterations_per_measurement
-        self._no_schedules = ScheduleCache(iterations, by_layer=by_layer, delayed=delayed)
+        cycle = config.iterations_per_measurement
+        self._no_schedules = ScheduleCache(cycle, by_layer=by_layer, delayed=delayed)
         self._watched = watched  # True if a monitor uses statistics of layers
         self.pool = ScratchPool()
         self._shared_gradients = SharedGradients()
@@ -74,7 +74,7 @@ class GraphCache:
         self._others: Tuple[Topology, ...] = ()
         # Saved states of older topologies that had no graph yet.
         self._waiting: Tuple[Saved, ...] = ()
-        # The graph that was prepared last; `_is_adopted` if it belongs to another loss of the network.
+        # The graph that was prepared last; `_is_adopted` if `go_on_from` took it from another loss.
         self._last: Optional[PreparedGraph] = None
         self._is_adopted = False
 
@@ -83,12 +83,12 @@ class GraphCache:
         return [self] if self._last is None else [self, self._last, self._last.statistics]
 
     def current(self, *, wiring: bool = False, marks: bool = False) -> PreparedGraph:
-        """The prepared graph; prepared again if a requested check finds another wiring, shape or mark."""
+        """The prepared graph, prepared again if it has changed; True for each kind of change to check."""
         last = self._last
         if (
             last is None
             or self._is_adopted
-            or (marks and (last.reshaped or last.graph.marked_otherwise))
+            or (marks and (last.reshaped or last.graph.marked_otherwise))  # by `need_grad` or `recompute`
             or (wiring and last.graph.rewired)
         ):
             self._last = last = self._prepare()
@@ -105,8 +105,8 @@ class GraphCache:
         self._last = None
 
     def go_on_from(self, previous: GraphCache) -> None:
-        """Take over the state of the network's previous graph, or of one with the same topology."""
-        # All graphs of the network share scratch arrays, and the last comparison of leaf gradients.
+        """Take over the state of another loss of the network, as after `updater.loss = rebuilt_loss`."""
+        # Scratch arrays serve any graph; the result of `SharedGradients` serves one with the same parameters.
         self.pool, self._shared_gradients = previous.pool, previous._shared_gradients
         self._others, self._waiting = previous._others, previous._waiting
         # The next use prepares this loss's own graph.
@@ -122,8 +122,7 @@ class GraphCache:
     @property
     def other_states(self) -> List[Saved]:
         """States of other topologies for saving, the latest last."""
-        others = [topology_state(one.plan, one.statistics, one.schedules) for one in self._others]
-        return [*self._waiting, *others]
+        return [*self._waiting, *(topology_state(x.plan, x.statistics, x.schedules) for x in self._others)]
 
     @property
     def state_descriptions(self) -> Dict[int, str]:
@@ -152,9 +151,10 @@ class GraphCache:
         shared = self._shared_gradients.find(graph, names, self._kernels.context)
         described = graph.description(names, shared)
         if last is not None:
+            # Another plan if shapes differ; None for another topology.
             plan = last.plan.of_alike(graph, described, self._options)
             if plan is not last.plan:
-                # Scratch arrays have the old shapes.
+                # Scratch arrays have the shapes of the last graph.
                 self.pool.end_graph()
             if plan is not None:
                 return last.for_graph(graph, plan, self._storage)
@@ -202,7 +202,7 @@ class GraphCache:
             statistics, schedules = read_topology(saved, prepared)
             # The saved cycle is past: all topologies take turns in the one that runs now.
             prepared.schedules = schedules.moved_to_cycle(prepared.schedules.cycle_start)
-            # Weights of the previous topology are newer than saved ones.
+            # Weights of the last graph were measured after the state was saved: they replace its weights.
             prepared.statistics.load(statistics, prepared.statistics.weights)
 
     def _pop_topology(self, graph: Graph, described: GraphDescription) -> Optional[Topology]:
@@ -215,14 +215,14 @@ class GraphCache:
         return None
 
     def _prepare_with(self, topology: Topology, graph: Graph) -> PreparedGraph:
-        """Prepare a graph with the state of its topology; measurements that the last graph began go on."""
+        """Prepare a graph with the state of its topology, and with the weights measured on the last graph."""
         plan, last = topology.plan, self._last
-        # Weights, by name, go from topology to topology; gradients and activations belong to one.
+        # All topologies have the same weights, known by name; gradients and activations belong to one.
         weights = {} if last is None else last.statistics.weights
         if last is not None and last.kernels is not self._kernels:
-            # It belongs to another loss of the network, on another device.
+            # The last graph is another loss's on another device: these kernels cannot fetch its measurements.
             last = None
-        # Rows for gradients, also of one branch, and data; a GPU's table grows if a pass measures more.
+        # Results that fit in a GPU's table at first: a guess, as the table grows if a pass measures more.
         rows = 3 * len(plan.gradients) + 64
         measurements = measurements_by(self._kernels, rows) if last is None else last.measurements
         request = self._request(plan)
@@ -240,7 +240,7 @@ class GraphCache:
             statistics=statistics,
             storage=self._storage,
             schedules=topology.schedules,
-            zeroed=self._parameters,  # a solver's, which zeroes them in each iteration
+            zeroed=self._parameters,  # the solver's: `solver.zero_grad()` zeroes their gradients
         )
 
     def _request(self, plan: GraphPlan) -> StatisticsRequest:
@@ -248,17 +248,17 @@ class GraphCache:
         layer_inputs = plan.layer_inputs.values()
         outputs = frozenset(node.outputs[0] for node, _ in layer_inputs)
         is_used = self._config.method.needs in (Needs.STATISTICS, Needs.HISTORY)
-        # Where scaled copies of weights are stored or read in a narrow format, its range bounds alpha.
+        # Methods read weights; and in a narrow format alpha times a weight must fit, which bounds alpha.
         all_weights = is_used or self._storage.rounds
         weights = {one.weight for node, one in layer_inputs if all_weights or node.half}
-        # An activation that backward recomputes must not be read earlier, which would mark it as computed.
+        # Reading an activation that backward recomputes would mark it as computed: it would stay empty.
         data = frozenset(weight for weight in weights if not plan.described.recomputed[weight])
         none: FrozenSet[int] = frozenset()
         return StatisticsRequest(outputs if is_used else none, data, outputs if self._watched else none)
 
     def _names_for(self, graph: Graph) -> ParameterNames:
         """Names of a graph's parameters."""
-        # Frozen parameters and data need no names.
+        # Frozen parameters and data without a gradient need no names.
         needed = {graph.keys[position] for position in graph.needed}
         if self._last is not None:
             names = {**self._last.plan.names, **self._names}
@@ -267,7 +267,7 @@ class GraphCache:
                     names = {**other.plan.names, **names}
             if names.keys() >= needed:
                 return names
-        # Reading the names that are registered now takes longer.
+        # Usual only for the first graph: reading the names that are registered now takes longer.
         return graph.completed_names({**names_of(self._parameters), **self._names})
 
 
@@ -280,13 +280,13 @@ class SharedGradients:
         self._first: Mapping[int, int] = {}
 
     def find(self, graph: Graph, names: ParameterNames, context: nn.Context) -> Dict[int, int]:
-        """Map positions of leaves to the first leaf, preferably a parameter, with the same gradient array."""
-        # Parameters come first, in an order that all graphs of a topology have.
+        """Map each leaf with the gradient array of an earlier one to that leaf, by position."""
+        # Parameters are the earlier ones: their order is the same in all graphs of a topology.
         positions = sorted(graph.needed, key=lambda p: (graph.keys[p] not in names, p))
         keys = [graph.keys[p] for p in positions]
         if keys != self._keys:
             leaves = [graph.leaves[p] for p in positions]
-            # One call reads all: addresses of different moments cannot be compared, as memory is reused.
+            # One call reads all addresses: memory freed between two calls could appear at two arrays.
             places = places_of([leaf.grad for leaf in leaves], context)
             labels = [names.get(key, f"an input of shape {leaf.shape}") for key, leaf in zip(keys, leaves)]
             self._first = _first_at_same_place(places, labels)
@@ -295,8 +295,8 @@ class SharedGradients:
 
 
 def _first_at_same_place(places: Sequence[Tuple[int, int]], names: Sequence[str]) -> Dict[int, int]:
-    """Map indices of arrays, given by begin and end in memory, to the first one at the same place."""
-    # Reversed, so that the first of several arrays replaces later ones. Empty arrays share nothing.
+    """Map each array at the place (begin and end in memory) of an earlier one to that array, by index."""
+    # A dict keeps the last value of a key: reversed, the first array at a place. Empty arrays share nothing.
     first = {place: index for index, place in reversed([*enumerate(places)]) if place[0] < place[1]}
     ordered = sorted(first)
     for place, following in zip(ordered, ordered[1:]):

@@ -23,27 +23,28 @@ _GRAD = repeat("grad")
 
 
 class LeafList:
-    """Leaves with lazily zero masters, unscaled together; `swapped`: scratch arrays replace the masters."""
+    """Leaves that are unscaled together in passes that begin with all masters set to zero."""
 
     def __init__(self, first: Sequence[Contribution], places: Sequence[int], *, swapped: bool) -> None:
-        # `first`: the first contributions to all leaves; `places`: indices of those in the list.
-        self.places, self._leaves = places, [first[place] for place in places]
-        self._variables = [leaf.variables[0] for leaf in self._leaves]
+        # `first`: the first contribution to each leaf of the graph; `places`: indices in it of these leaves.
+        self.places, self._contributions = places, [first[place] for place in places]
+        self._variables = [one.variables[0] for one in self._contributions]  # if swapped, only this
+        # True: scratch arrays replace the masters, which functions in half would convert to half.
         self._swapped = swapped
-        # List of the last pass, and its sizes.
+        # Arguments for unscaling, kept from the last pass, and the sizes of their arrays.
         self._gradients = UnscalingList([], [])
         self._sizes: Sequence[int] = ()
 
     def begin(self, masters: Sequence[nn.NdArray], pool: ScratchPool) -> None:
         """Prepare unscaling into these masters; if swapped, let nnabla write to zeroed scratch arrays."""
-        # The last pass's list is used again unless `reset_shape` has changed sizes, which it contains.
+        # The last pass's arguments contain sizes: they are used again unless `reset_shape` has changed these.
         sizes = list(map(size_of, masters))
         if self._sizes != sizes:
             sources = masters
             if self._swapped:
-                leaves = zip(masters, self._leaves)
-                sources = [pool.get(master.shape, "gradient", leaf.leaf) for master, leaf in leaves]
-            self._gradients = UnscalingList(sources, [leaf.scale for leaf in self._leaves])
+                pairs = zip(masters, self._contributions)
+                sources = [pool.get(master.shape, "gradient", one.leaf) for master, one in pairs]
+            self._gradients = UnscalingList(sources, [one.scale for one in self._contributions])
             self._sizes = sizes
         if not self._swapped:
             self._gradients.sources = masters
@@ -63,11 +64,11 @@ class LeafList:
         gradients = self._gradients
         # A still lazily zero array was not written.
         if not any(map(is_zeroing, gradients.sources)):
-            return self._leaves, gradients
+            return self._contributions, gradients
         indices = [index for index, source in enumerate(gradients.sources) if not source.zeroing]
-        leaves, sources = [self._leaves[i] for i in indices], [gradients.sources[i] for i in indices]
+        written, sources = [self._contributions[i] for i in indices], [gradients.sources[i] for i in indices]
         masters = None if gradients.masters is None else [gradients.masters[i] for i in indices]
-        return leaves, UnscalingList(sources, [leaf.scale for leaf in leaves], masters)
+        return written, UnscalingList(sources, [one.scale for one in written], masters)
 
 
 @dataclass(eq=False)
@@ -83,13 +84,13 @@ class HooklessSteps:
 
     @cached_property
     def leaf_lists(self) -> Tuple[List[LeafList], List[Contribution]]:
-        """Lists of leaves for passes whose masters are all lazily zero, and the leaves that fit in none."""
+        """Lists for passes that begin with zero masters, and leaves in none, for `LeafGradients`."""
         # Leaves unscaled several times in a pass; for others nnabla sums all contributions, at one scale.
         repeated = {later.leaf for following in self.next_contributions.values() for later in following}
         direct, swapped, one_by_one = [], [], []
         for place, first in enumerate(self.leaves):
-            # A function in half would convert the master: a scratch array replaces it, if only one Variable,
-            # and no function, refers to it.
+            # A function in half would convert the master to half: a scratch array replaces it, unless the
+            # function, such as F.lstm, keeps references to the master, or several Variables share it.
             has_references = first.node.own_references or len(first.variables) > 1
             if first.leaf in repeated or (first.node.half and has_references):
                 one_by_one.append(first)
@@ -123,7 +124,7 @@ def plan_steps(prepared: PreparedGraph, schedule: ScaleSchedule) -> Tuple[Option
     if any(plan.described.recomputed):
         # Recomputing would read the scaled copies of weights.
         return None, "activations are computed again in backward"
-    # One copy of each weight serves the whole pass: its layers need one alpha, and nothing else may read it.
+    # One scaled copy of a weight serves all of the pass: its layers need one alpha, no others may read it.
     by_weight: Dict[int, Tuple[LayerInput, float]] = {}
     for node in nodes:
         for layer_input, alpha in zip(node.layer_inputs, steps[node.number].alphas):
@@ -141,13 +142,13 @@ def plan_steps(prepared: PreparedGraph, schedule: ScaleSchedule) -> Tuple[Option
             by_leaf[contribution.leaf].append(contribution)
     next_contributions: Dict[int, List[Contribution]] = {}
     for writers in by_leaf.values():
-        # nnabla may sum exact contributions at one scale, which are then divided once. If one is rounded or
-        # at another scale, each is divided before the next function writes.
+        # nnabla may sum exact contributions at one scale: the sum is divided once. If one is rounded or at
+        # another scale, each is divided before the next function writes.
         if not all(one.exact and one.scale == writers[0].scale for one in writers):
             for earlier, later in zip(writers, writers[1:]):
                 next_contributions.setdefault(earlier.node.number, []).append(later)
     rescales_after = {number: step.after for number, step in steps.items() if step.after}
-    # Rescaling before a function is rescaling after the previous one; before the first there is none.
+    # Rescaling before a function is done after the previous one. The first needs none: the seed is scaled.
     for previous, node in zip(plan.nodes, plan.nodes[1:]):
         if node.number in steps and steps[node.number].before:
             after = rescales_after.get(previous.number, ())

@@ -43,7 +43,7 @@ class _PendingWeights(NamedTuple):
     def fetch(self, measurements: Measurements) -> Tuple[Results, Dict[_Key, ArrayStatistics]]:
         """Wait for all measurements of the pass; return them, and the statistics of these weights."""
         started = [*self.measured]
-        # Empty while this waits: an interruption must leave no ticket without its measurement.
+        # Empty while this waits: after an interruption, a ticket in it would be read from the next results.
         self.measured.clear()
         results = measurements.fetch()
         statistics = [results.statistics[one] if isinstance(one, int) else one for one in started]
@@ -68,13 +68,13 @@ class LatestStatistics:
         self._graph, self._plan, self._storage = graph, plan, storage
         self._measurements, self._pool = measurements, pool
         self.request = request
-        # Names of parameters, by position, except names that several have.
+        # Names of parameters, by position; a name of several would mix their statistics, and is left out.
         parameters = plan.described.kept
         uses = Counter(name for _, name in parameters.values())
         self._names = {p: name for p, (_, name) in parameters.items() if name is not None and uses[name] == 1}
         # Key of a gradient: its position. Of data: the name, valid in all topologies, or else `~position`.
         self._latest: Dict[_Key, ArrayStatistics] = {}
-        # Choices use those at the start of the iteration, equal on all ranks; in a rerun the present ones.
+        # For choices: `_latest` at the start of the iteration (then equal on all ranks) or of the rerun.
         self._at_start = self._latest
         self._iteration = -1  # of the last `begin`
         # Measurements of this pass: of gradients, by position, with their scales; and of data.
@@ -86,14 +86,14 @@ class LatestStatistics:
 
     def for_graph(self, graph: Graph, plan: GraphPlan, storage: NativeStorage) -> LatestStatistics:
         """Adapt to another graph of the topology."""
-        # The copy is shallow: tickets stay together with their measurements, which both share.
+        # A shallow copy: the dicts of running measurements stay shared, as `Measurements` itself is.
         adapted = copy(self)
         adapted._graph, adapted._plan, adapted._storage = graph, plan, storage
         return adapted
 
     def go_on_from(self, before: LatestStatistics) -> None:
         """Take over the measurements of weights that were started with the previous topology."""
-        # Names are valid in all topologies; keys of nameless weights, which are positions, are not.
+        # A name is the same weight in all topologies; a position, the key of a nameless weight, is not.
         keys = [key if isinstance(key, str) else None for key in before._pending.keys]
         self._pending = before._pending._replace(keys=keys)
 
@@ -118,9 +118,9 @@ class LatestStatistics:
     def is_incomplete(self) -> bool:
         """True if all arrays must be measured before the next choice."""
         parameters, gradients = self._plan.described.kept, self.request.gradients
-        if any(p in parameters and self._key(p) not in self._at_start for p in self.request.data):
+        if any(self._key(p) not in self._at_start for p in self.request.data if p in parameters):
             return True
-        # Single gradients may be missing, as those of an inactive branch.
+        # Some gradients may be missing for long, as those of a branch with loss weight 0; not all.
         return bool(gradients) and gradients.isdisjoint(self._at_start)
 
     @property
@@ -141,7 +141,7 @@ class LatestStatistics:
                 self._gradients[position] = rounded.statistics, scale
             elif stored_dtype(variables[position].grad) is not None:
                 unmeasured.append((position, scale))
-        # Keys of weights measured after the last update, unless an interruption has lost the results.
+        # Weights measured after the last update: none if an interruption has lost the results.
         pending = [key for key, _ in zip(*self._pending)]
         unmeasured_data = []
         for position in data:
@@ -160,7 +160,7 @@ class LatestStatistics:
         self._data.update(zip(map(self._key, unmeasured_data), tickets[len(unmeasured) :]))
 
     def measure_weights(self, positions: Sequence[int]) -> None:
-        """Start measuring weights after an update, before the next forward rounds them to half."""
+        """Start measuring weights after an update: the next forward would round them to half first."""
         if not positions:
             return
         tickets = self._measurements.measure(self._readable(positions))
@@ -173,8 +173,7 @@ class LatestStatistics:
 
     def finish(self, loss_weight_of: Callable[[int], float]) -> Tuple[GradientStatistics, Results]:
         """Wait for a pass's results, remember those for choices; return the gradients', and all results."""
-        # Graphs of one topology share both dicts, which are emptied in place; and, like `_pending`, before
-        # this waits: an interruption must leave no ticket without its measurement.
+        # Emptied before waiting, as in `_PendingWeights.fetch`; in place: graphs of one topology share them.
         measured_gradients, measured_data = {**self._gradients}, {**self._data}
         self._gradients.clear()
         self._data.clear()
@@ -184,7 +183,7 @@ class LatestStatistics:
             data[key] = results.statistics[measured] if isinstance(measured, int) else measured
         new = {key: statistics for key, statistics in data.items() if not statistics.nonfinite}
         gradients: Dict[int, Tuple[ArrayStatistics, float]] = {}
-        # Gradients outside the request serve components' amaxes only.
+        # Other gradients are measured for the amaxes of components only.
         remembered = self.request.gradients | self.request.watched
         for position, (measured, scale) in measured_gradients.items():
             statistics = results.statistics[measured] if isinstance(measured, int) else measured
@@ -195,14 +194,14 @@ class LatestStatistics:
                 if loss_weight:
                     new[position] = statistics.scaled(1.0 / (scale * loss_weight))
         if new:
-            # Replaced, not changed, as savepoints hold the former ones.
+            # A new dict, as a savepoint refers to the former one.
             self._latest = {**self._latest, **new}
             self._new = self._new.union(new)
         return gradients, results
 
     def state(self, positions: Sequence[int]) -> List[Any]:
         """Export rows for `loaded`: index in `positions`, statistics of the gradient, and of the data."""
-        # Indices, as positions may differ in another graph; not gradients that are only watched.
+        # Positions may differ in a graph built again, indices do not. Watched gradients serve no choice.
         rows = []
         for index, position in enumerate(positions):
             gradient = self._latest.get(position) if position in self.request.gradients else None
@@ -232,8 +231,7 @@ class LatestStatistics:
         weights: Mapping[str, ArrayStatistics],
         pending: Optional[Mapping[str, ArrayStatistics]] = None,
     ) -> None:
-        """Replace all statistics; `weights` are newer, `pending` known after a pass (None: as they are)."""
-        # Keys of data are negative: ~position.
+        """Replace all statistics; `weights` replace those in `statistics`, `pending` the pending ones."""
         latest = {self._key(~key) if key < 0 else key: one for key, one in statistics.items()}
         latest.update(weights)
         self._latest, self._at_start, self._iteration, self._new = latest, {}, -1, frozenset()
@@ -258,8 +256,8 @@ class LatestStatistics:
             name: list(self._latest[key]) for name, key in self._exchanged.items() if key in self._new
         }
         weights = [name for name in self._new if isinstance(name, str)]
-        # Weights are sent only if those of other graphs are known, too: ranks that have run different graphs
-        # have measured different weights; ranks with one graph, the same.
+        # Ranks that have run different graphs have measured different weights. If no weight of another graph
+        # is known, all ranks have measured the same ones, which need not be sent.
         if weights and not self.weights.keys() <= {*self._names.values()}:
             message.update((_WEIGHT + name, list(self._latest[name])) for name in sorted(weights))
         return message

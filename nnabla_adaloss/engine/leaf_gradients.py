@@ -19,19 +19,19 @@ from .prepared_graph import PreparedGraph
 
 
 class Contribution(NamedTuple):
-    """Part of a leaf's gradient that one function writes, or several with one scale."""
+    """Part of a leaf's gradient that one function writes, or that several add up at one scale."""
 
     leaf: int  # position of the leaf; for shared gradients, of the first one
     node: NodeStructure  # the (first) function
-    variables: Tuple[nn.Variable, ...]  # that the function writes to: several share one gradient array
+    variables: Tuple[nn.Variable, ...]  # that the function writes to: all share one gradient array
     scale: float  # scale of the part
-    exact: bool  # True if nnabla adds it to a scaled gradient bit for bit as to an unscaled one
-    in_sum: bool = False  # True if it was added to a gradient that was not zero: only the sum is measured
+    exact: bool  # True if the scale changes no bit: nnabla may add it to a gradient with the same scale
+    in_sum: bool = False  # True if nnabla adds it to a gradient that is not zero: only the sum is measured
 
 
 def contributions_of(prepared: PreparedGraph, node: NodeStructure, step: Step) -> List[Contribution]:
     """List the contributions of a function to the gradients of leaves."""
-    # All have the step's scale, except a layer's input that is a leaf: its scale includes alpha.
+    # All have the step's scale, except that of a layer's input that is a leaf: its scale includes alpha.
     layers = zip(node.layer_inputs, step.alphas)
     scales = {one.input: step.scale * alpha for one, alpha in layers if one.to_leaf}
     by_leaf: Dict[int, Contribution] = {}
@@ -74,7 +74,7 @@ class LeafGradients:
 
     def __init__(self, prepared: PreparedGraph, *, unscale_each: bool = False) -> None:
         self._kernels, self._pool, self._measurements = prepared.kernels, prepared.pool, prepared.measurements
-        # False: one call for the whole pass, as no gradient is needed right after its function.
+        # True: gradients are unscaled right after each function; else all in one call at the end of the pass.
         self._unscale_each = unscale_each
         self._written: List[Contribution] = []
         # Gradients that functions are writing, and those to be unscaled, by leaf.
@@ -83,7 +83,7 @@ class LeafGradients:
 
     def take(self, *contributions: Contribution) -> None:
         """Choose the array that nnabla writes each contribution to, for one function or a whole pass."""
-        # A second use of a leaf must find the first one's result in its master.
+        # If a leaf is used twice, its first contribution must be in the master before the second is added.
         earlier = [self._waiting.pop(one.leaf, None) for one in contributions]
         self._unscale([entry for entry in earlier if entry is not None])
         for contribution in contributions:
@@ -93,7 +93,7 @@ class LeafGradients:
             prepare_master(master, self._kernels.context)
             scratch = master.shape, "gradient", contribution.leaf
             # A scratch array replaces a master that a function in half would convert, or whose contents the
-            # scale would round; unless the function keeps references to the master.
+            # scale would round; but not if the function, such as F.lstm, keeps references to the master.
             loses_bits = node.half or not (contribution.exact or master.zeroing)
             if loses_bits and not node.own_references:
                 target = self._pool.get(*scratch)
@@ -153,7 +153,7 @@ class LeafGradients:
             self.finish()
 
     def finish(self) -> List[Contribution]:
-        """Unscale the rest; return all contributions of the pass, in the order of unscaling."""
+        """Unscale the waiting gradients; return all contributions of the pass, in the order of unscaling."""
         waiting = [*self._waiting.values()]
         self._waiting.clear()
         self._unscale(waiting)
@@ -166,7 +166,7 @@ class LeafGradients:
             if entry.total is not entry.master:
                 self._kernels.scaled_copy(entry.total, entry.master, 1.0)
             elif entry.target is entry.master and not entry.master.zeroing:
-                # `take` has multiplied its contents by the scale; or they were zero.
+                # `take` has multiplied the contents by the scale, unless they were zero.
                 self._kernels.scale_(entry.master, 1.0 / entry.contribution.scale)
         self._running.clear()
         self.finish()
@@ -182,7 +182,7 @@ class LeafGradients:
             return
         for entry in written:
             if entry.target is entry.total:
-                # nnabla may have converted it to half precision.
+                # nnabla has perhaps converted the master to half: it must be float32 for adding.
                 prepare_master(entry.total, self._kernels.context)
         sources, totals = [entry.target for entry in written], [entry.total for entry in written]
         accumulate = [source is not total and not total.zeroing for source, total in zip(sources, totals)]
@@ -207,13 +207,13 @@ class WrittenLeaves:
         latest: Dict[int, int] = {}  # index in `result` of the latest contribution to each leaf
         for index, one in enumerate(self.contributions):
             earlier = latest.get(one.leaf)
-            # A leaf's first sum includes earlier batches, and is left out.
+            # A first contribution `in_sum` was added to the gradient of earlier batches, and is left out.
             if not one.in_sum or (earlier is not None and result[earlier][0].scale != one.scale):
                 latest[one.leaf] = len(result)
                 result.append((one, index))
             elif earlier is not None:
-                # The sum replaces its first part, as in passes without hooks, which measure only sums. It may
-                # include earlier batches, if that part was written to a scratch array: scales are then lower.
+                # The sum replaces its first part: passes without hooks, too, measure only sums. If a scratch
+                # array held that part, the sum may include earlier batches: a larger amax only lowers scales.
                 result[earlier] = result[earlier][0], index
         return result
 
@@ -246,7 +246,7 @@ class NonfiniteGradients:
         """Zero the gradients that are still not finite, and keep their contents; False if there are none."""
         keys = self.keys & leaves.keys()
         written = {key: leaves[key].grad for key in keys if not leaves[key].grad.zeroing}
-        # These are fetched at once; the engine's own measurements may be running.
+        # Own measurements: fetching the engine's would remove results that a pass waits for.
         measurements = measurements_by(self._kernels, len(written))
         measurements.measure([*written.values()])
         for (key, gradient), statistics in zip(written.items(), measurements.fetch().statistics):
@@ -264,6 +264,6 @@ class NonfiniteGradients:
         accumulate = [not gradient.zeroing for gradient in gradients]
         sums = UnscalingList(contents, [1.0] * len(contents), gradients, accumulate)
         measurements_by(self._kernels, len(contents)).unscale(sums)
-        # Losses of a training loop share this record: leaves of other losses stay in it.
+        # All losses of a training loop share these keys: those of other losses' leaves stay.
         self.keys = nonfinite | (self.keys - leaves.keys()) | self._aside.keys()
         self._aside = {}

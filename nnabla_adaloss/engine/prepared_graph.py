@@ -22,7 +22,7 @@ from ..graph.loss_weights import LossWeights, seed_weight
 from ..graph.names import Parameters, names_of
 from ..graph.plan import GraphPlan
 from ..kernels import Kernels, Measurements
-from ..kernels.arrays import ScratchPool, stored_dtype
+from ..kernels.arrays import ScratchPool
 from .latest_statistics import LatestStatistics
 from .slices import Slice, empty_slices, slices_of
 
@@ -41,15 +41,15 @@ class PreparedGraph:
     statistics: LatestStatistics
     storage: NativeStorage  # an emulated one measures every gradient
     schedules: ScheduleCache
-    # Parameters whose gradients are zeroed in each iteration; None: of all leaves.
+    # Parameters whose gradients are zeroed in each iteration; None: all leaves' gradients are.
     zeroed: Parameters = None
-    # Results of `plan_steps`, by the scales of the components.
+    # Results of `plan_steps`, by the scales of the components: a `HooklessSteps`, or None with a reason.
     steps: Mapping[Tuple[float, ...], Tuple[Any, str]] = MappingProxyType({})
     _slices: Sequence[Optional[Slice]] = ()
 
     def for_graph(self, graph: Graph, plan: GraphPlan, storage: NativeStorage) -> PreparedGraph:
         """Adapt to another graph of this topology; cached properties are computed again."""
-        # Fields that are not replaced must not depend on the graph. It must have the Variables of the steps.
+        # Steps refer to leaves by Variable: they are dropped if the new graph has not all of these leaves.
         planned = self.steps.items()
         steps = {scales: one for scales, one in planned if one[0] is None or one[0].keys <= plan.kept_keys}
         slices = self._slices if plan is self.plan else ()
@@ -65,11 +65,11 @@ class PreparedGraph:
 
     @cached_property
     def accumulating(self) -> FrozenSet[int]:
-        """Leaves to whose gradients nnabla adds batch after batch, so that no batch has a known amax."""
+        """Leaves whose gradients hold sums over batches, so that the amax of this batch is unknown."""
         if self.zeroed is None:
             return frozenset()
         plan, graph, zeroed = self.plan, self.graph, names_of(self.zeroed)
-        # Gradients in half, or rounded ones, are written to arrays of their own: see `LeafGradients.take`.
+        # Half or rounded gradients are measured in scratch arrays, before `LeafGradients` adds them.
         in_place = {plan.leaf(position) for node in plan.nodes if not node.half for position in node.leaves}
         sums = [leaf for leaf in in_place if graph.keys[leaf] not in zeroed]
         return frozenset([p for p in sums if not self.storage.rounds_gradient(graph.variables[p])])
@@ -87,7 +87,7 @@ class PreparedGraph:
 
     @cached_property
     def _data(self) -> Tuple[List[nn.Variable], List[Tuple[int, ...]]]:
-        """Leaves that may change their shape, and their shapes in the plan."""
+        """Leaves that may change their shape, and the shapes that the graph is planned for."""
         # A leaf without a name is not a parameter: `reset_shape` may change its batch size.
         names, keys, shapes = self.plan.names, self.graph.keys, self.plan.described.shapes
         data = {p: leaf for p, leaf in self.graph.leaves.items() if keys[p] not in names}
@@ -113,12 +113,13 @@ class PreparedGraph:
 
     @cached_property
     def float_functions(self) -> FrozenSet[int]:
-        """Float32 functions, by number, whose scalar output has a scale of its own: see `arriving`."""
+        """Float32 functions, by number, whose scalar output may have a scale other than its component's."""
         plan, keys, rounded = self.plan, self.graph.keys, self.storage.rounded_gradients()
-        # Functions that can multiply their output's gradient, which is a scalar in float32.
+        # Those at the loss that separate components: if the scalar has the scale of an input, nothing needs
+        # multiplying (`ScaleSchedule.arriving`). Rounded to 16 bits, a scalar could overflow at that scale.
         outputs = {n.number: n.outputs[0] for n in plan.nodes if n.separates and n.linear and not n.half}
-        # All readers of the output must be such functions, too: others, such as a stack of losses, pass on
-        # the scale of their own outputs.
+        # All readers of the output, if any, must be such functions, too, which bring their inputs' gradients
+        # to any scale: a stack of losses would write them at the scale of the stack.
         return frozenset(
             number
             for number, output in outputs.items()
@@ -158,7 +159,7 @@ class PreparedGraph:
         return [u_maxes[index] for index in indices]
 
     def before_forward(self, context: nn.Context) -> None:
-        """Prepare reading loss weights after a forward in the device's `context` without waiting for it."""
+        """Copy what `loss_weights` reads to host and device: reading after forward would wait for a GPU."""
         if self.schedules.by_layer:
             self._loss_weights.before_forward(self.graph.variables, context)
 
@@ -180,12 +181,11 @@ class PreparedGraph:
         return partial(ScaleSchedule, self.plan.nodes, self.components, float_functions=self.float_functions)
 
     def rescale(self, rescales: Sequence[Rescale]) -> None:
-        """Multiply gradients, if written, between two functions; an emulated storage rounds the results."""
+        """Multiply gradients in place, between two functions; an emulated storage rounds the results."""
         for position, factor in rescales:
             array = self.graph.variables[position].grad
-            if stored_dtype(array) is not None:
-                self.kernels.scale_(array, factor)
-                self.storage.store_gradient(self.graph.keys[position], array)
+            self.kernels.scale_(array, factor)
+            self.storage.store_gradient(self.graph.keys[position], array)
 
     def state_descriptions(self, *, kept: bool = True) -> Dict[int, str]:
         """Describe leaves that forward writes, by key of their data, for the error of a checkpoint that lacks

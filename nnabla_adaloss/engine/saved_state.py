@@ -36,7 +36,7 @@ def state_of(
 ) -> Dict[str, Any]:
     """State that determines the next scales; `others`: states of other topologies, the latest last."""
     statistics = prepared.statistics.state(prepared.plan.measured)
-    # The rows of `statistics` have the parameters of this topology only.
+    # The rows of `statistics` lack parameters that only other topologies have.
     weights = prepared.statistics.weights if others else {}
     return {
         "schema": SCHEMA,
@@ -45,7 +45,7 @@ def state_of(
         **topology_state(prepared.plan, statistics, prepared.schedules),
         "topologies": list(others),
         "weights": {name: list(one) for name, one in weights.items()},
-        "pending": prepared.statistics.pending_weights(),  # for the next pass
+        "pending": prepared.statistics.pending_weights(),  # measured after the last update
         "components": observations.remembered().state_dict(),
         "layers": method_alphas.state_dict(),
         "draws": random_draws,
@@ -85,7 +85,7 @@ def load_state(
             return prepared.schedules.drop(), Memory(memory.policy), iteration, draws, []
         statistics, schedules = read_topology(own, prepared) if own else ({}, prepared.schedules.drop())
         others = [one for one in topologies if one is not own]
-        # All topologies share one cycle of measuring, saved with the last graph.
+        # All topologies share one cycle of measuring: its start is saved with the last graph's schedule.
         schedules = schedules.moved_to_cycle(integer("since", state["schedule"]["since"]))
         # Older states lack both: statistics of weights are in their topologies only.
         weights, pending = (
@@ -116,8 +116,8 @@ def read_topology(saved: Saved, prepared: PreparedGraph) -> Tuple[Dict[int, Arra
 
 
 def topologies_of(state: Saved) -> List[Saved]:
-    """List the `topology_state`s in a state that may be damaged, the last graph's at the end."""
-    # States of earlier versions have one, without its wiring.
+    """Copy the `topology_state`s of a state, the last graph's at the end; raise if the state is damaged."""
+    # States of earlier versions have only the last graph's, without its wiring.
     return [
         {
             "network": [*map(str, one["network"])],
@@ -138,7 +138,7 @@ def of_topology(plan: GraphPlan, states: Sequence[Saved]) -> Optional[Saved]:
     """Select the latest state of graphs with this plan; None: no state fits."""
     network, wiring = fingerprint(plan), _wiring(plan)
     for one in reversed(states):
-        # In states of earlier versions the wiring is None, and functions without leaves may have other names.
+        # Earlier versions saved no wiring. Functions without leaves may have other names: see `_renaming`.
         same_functions = len(one["network"]) == len(network) and all(
             line == own or (not node.leaves and line.startswith(f"{node.type_name} "))
             for line, own, node in zip(one["network"], network, plan.nodes)
@@ -151,6 +151,7 @@ def of_topology(plan: GraphPlan, states: Sequence[Saved]) -> Optional[Saved]:
 def _renaming(plan: GraphPlan, saved: Optional[Saved]) -> Callable[[Saved], Dict[str, Any]]:
     """Make a function that replaces, in saved keys, names of functions without leaves by those of `plan`."""
     lines = zip([] if saved is None else saved["network"], plan.nodes)
+    # The line of a function without leaves is "type name".
     names = {line[len(node.type_name) + 1 :]: node.label for line, node in lines if not node.leaves}
 
     def renamed(by_name: Saved) -> Dict[str, Any]:
@@ -163,7 +164,7 @@ def _renaming(plan: GraphPlan, saved: Optional[Saved]) -> Callable[[Saved], Dict
 
 def fingerprint(plan: GraphPlan) -> List[str]:
     """Type, name, and shapes of the leaves with a gradient, of each function: "Affine b/affine 3x2 2"."""
-    # A batch size is part of it only where a function reads data with a gradient.
+    # Data without a gradient are left out: another batch size has the same fingerprint.
     shapes = plan.described.shapes
     return [
         " ".join([node.type_name, node.label, *("x".join(map(str, shapes[leaf])) for leaf in node.leaves)])
@@ -181,13 +182,13 @@ def _check_network(plan: GraphPlan, topologies: Sequence[Saved]) -> None:
     """Raise ValueError unless `plan`, a new topology, may belong to the network of these topologies."""
     ours, last = fingerprint(plan), topologies[-1]["network"]
     saved = {line for one in topologies for line in one["network"]}
-    # Type and name of each function that reads leaves, by its line.
-    named = {line: f"{node.type_name} {node.label} " for line, node in zip(ours, plan.nodes) if node.leaves}
-    # Functions that the last topology has with leaves of other shapes.
-    new = [(own, start) for own, start in named.items() if own not in saved]
+    # Of each function that reads leaves: its line, and how that begins, before the shapes of the leaves.
+    starts = {line: f"{node.type_name} {node.label} " for line, node in zip(ours, plan.nodes) if node.leaves}
+    # A function may be new, but one of its type and name in the last topology must have the same shapes.
+    new = [(own, start) for own, start in starts.items() if own not in saved]
     differences = [(theirs, own) for own, start in new for theirs in last if theirs.startswith(start)]
-    if saved.isdisjoint(named):
-        # Without a common function that reads leaves, all functions must be equal.
+    if saved.isdisjoint(starts):
+        # Nothing shows that the networks are related: the first functions that differ are named.
         pairs = zip_longest(last, ours, fillvalue="nothing")
         differences += [(theirs, own) for theirs, own in pairs if theirs != own]
     if differences:

@@ -41,13 +41,13 @@ class ScaledWeights:
         if not are_readable(own):
             floats = (scratch(shape, "float32", index) for index, shape in enumerate(shapes))
             readable = list(map(as_float32, own, floats))
-        # An emulation's rounded weights are copied instead of the Variables' own.
+        # An emulation has rounded weights, which are copied instead of the Variables' own.
         rounded = [storage.weights.get(key) for key in weights.keys]
         copies.sources = [array or source for array, source in zip(rounded, readable)]
         copies.targets = [scratch(shape, "scaled weight", index) for index, shape in enumerate(shapes)]
         self._kernels.scaled_copy_all(copies)
         for key, scaled, alpha in zip(weights.keys, copies.targets, copies.alphas):
-            # Enlarging keeps all bits of a rounded weight; after shrinking an emulation must round again.
+            # A rounded weight times 2 keeps all bits; times 1/2 it may lose some, and is rounded again.
             if alpha < 1.0:
                 storage.store(key, scaled)
         # Each swap is noted before it is made: a signal may interrupt between any two lines.
@@ -57,14 +57,14 @@ class ScaledWeights:
                 self._swapped.append((variable, source, scaled))
                 variable.data = scaled
             else:
-                # The emulation's backward, which has not begun, will put its rounded weights into Variables.
+                # The emulation's backward will begin, and put the arrays of `storage.weights` into Variables.
                 self._replaced.append((key, array))
                 storage.weights[key] = scaled
 
     def restore(self) -> None:
         """Restore all swapped arrays, if any."""
-        # Entries are dropped after restoring: a signal may interrupt between any two lines. A Variable to
-        # which an emulation has returned the fp32 weight keeps it.
+        # Entries are dropped after restoring: a signal may interrupt between any two lines. If an emulation's
+        # backward has ended, its Variables have fp32 weights again, and must not get the rounded ones.
         while self._swapped:
             variable, source, scaled = self._swapped[-1]
             if variable.data == scaled:

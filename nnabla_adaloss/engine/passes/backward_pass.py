@@ -48,7 +48,7 @@ def run_pass(
         return report
     except BaseException:
         running.restore()
-        # Fetching results that belong to no report lets the next pass begin without pending measurements.
+        # Results of this pass are fetched, or the next pass would take them for its own.
         statistics.finish(schedule.loss_weight_of)
         raise
 
@@ -61,7 +61,7 @@ def _steps_for(
         return None, "measuring"
     if not (watch is inputs.callbacks is inputs.pre_hook is inputs.post_hook is None):
         return None, "single functions are watched"
-    # Scales determine the steps: a new schedule usually has those of an old one.
+    # Component scales determine the steps: a new schedule usually has the scales, and steps, of an old one.
     scales = tuple(decision.schedule.component_scales)
     if scales not in prepared.steps:
         # Forget the steps of schedules that are not in use any more.
@@ -76,7 +76,7 @@ def _unscale_readable(prepared: PreparedGraph, schedule: ScaleSchedule, *, clear
     plan, variables, scales = prepared.plan, prepared.variables, schedule.scales
     for variable, position in zip(variables, plan.gradients):
         if clear_buffer and not (variable.persistent or position in plan.kept_gradients):
-            continue  # freed by nnabla
+            continue  # nnabla has freed it
         scale, array = scales.get(position, 1.0), variable.grad
         if scale != 1.0 and not array.clear_called and stored_dtype(array) is not None:
             prepared.kernels.scale_(array, 1.0 / scale)

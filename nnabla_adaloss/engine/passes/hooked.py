@@ -47,7 +47,7 @@ class HookedPass:
         # The running function, with the rescales after it; None for a function without a step.
         self._running: Optional[Tuple[NodeStructure, Tuple[Rescale, ...]]] = None
         self._weights = ScaledWeights(prepared)
-        # Others may read parameter gradients right after the function that writes them.
+        # Callbacks (such as all-reduce) and hooks of the user read gradients right after their function.
         unscale_each = inputs.callbacks is not None or inputs.post_hook is not None
         self._leaves = LeafGradients(prepared, unscale_each=unscale_each)
 
@@ -77,7 +77,7 @@ class HookedPass:
                 f"{type_name_of(f.info.type_name)} is not where it was when the loss was wrapped: the graph "
                 "was rewired. These gradients are not valid; the next backward will be"
             )
-        # Gradients are measured before `step.before`, where an overflow would hide how large they were.
+        # Gradients are measured before rescaling: multiplied, they may be infinite, and their size unknown.
         arrived = [(p, schedule.arriving[p]) for p in node.outputs if p in self._measured]
         self._prepared.statistics.measure(arrived, ())
         step = schedule.steps.get(node.number)

@@ -22,8 +22,8 @@ class HooklessPass:
         self, prepared: PreparedGraph, decision: Decision, inputs: PassInputs, steps: HooklessSteps
     ) -> None:
         self._prepared, self._decision, self._inputs, self._steps = prepared, decision, inputs, steps
-        # First contributions to leaves for `LeafGradients`. If all masters (the leaves' fp32 gradients) are
-        # zero, as usual, nnabla may write them: most leaves are in lists instead.
+        # Usually all masters (the leaves' fp32 gradients) are zero: most leaves are then unscaled in lists.
+        # Others, in `one_by_one`, are unscaled by `LeafGradients`, which can add to a master.
         self._lists, self._one_by_one = steps.leaf_lists if inputs.all_zero else ([], steps.leaves)
         # Lists whose leaves nnabla is writing, with their masters.
         self._running: List[Tuple[LeafList, Sequence[nn.NdArray]]] = []
@@ -40,7 +40,7 @@ class HooklessPass:
             self._prepared.statistics.measure((), measured.activations)
             for position in measured.gradients:
                 variable = graph.variables[position]
-                # An emulated storage measures the gradients that it rounds, and knows those of the last pass.
+                # An emulated storage measures the gradients that it rounds: it has entries of the last pass.
                 is_rounded = graph.keys[position] in self._prepared.storage.gradients
                 if not (is_rounded or variable.persistent):
                     # Noted before it is set: a signal may interrupt between any two lines.
@@ -72,7 +72,7 @@ class HooklessPass:
     def end(self) -> WrittenLeaves:
         """Restore weights, measure, unscale gradients of leaves; return the leaves that were written."""
         prepared, measured, schedule = self._prepared, self._decision.slice, self._decision.schedule
-        # The weights themselves are measured, not their copies.
+        # Restored first: weights are measured below, not their scaled copies.
         self._weights.restore()
         if measured is not None:
             scaled = [(p, schedule.scales[p]) for p in measured.gradients if p in schedule.scales]
@@ -98,11 +98,11 @@ class HooklessPass:
         for one, masters in self._running:
             one.put_back(masters)
             for master in masters:
-                # It was zero before the pass, which has perhaps written it.
+                # It was zero before the pass, and may hold a scaled gradient now.
                 master.zero()
 
     def _release(self, *, clear: bool = False) -> None:
-        """Allow nnabla again to free the gradients that were kept; `clear`: free them, as it would have."""
+        """Let nnabla free the kept gradients again; `clear`: free them now, as it would have in this pass."""
         while self._kept:
             self._kept[-1].persistent = False
             variable = self._kept.pop()

@@ -89,3 +89,14 @@ def test_a_post_hook_meets_unscaled_gradients_in_every_pass(method: str, delay: 
         assert scaling.loss_scale > 1.0
         assert_unscaled(seen, expected)
         assert all(g.any() for g in seen[-1].values())
+
+
+def test_an_input_that_gets_no_gradient_from_a_function_that_wants_unscaled_ones_stays_at_zero() -> None:
+    h = layers(6, 6)
+    condition = F.relu(PF.affine(h, 6, name="condition"))  # F.where writes no gradient of it
+    loss = F.sum(PF.affine(F.where(condition, h, F.tanh(h)), 2, name="last") ** 2)
+    expected = run(loss)
+    scaling = AdaptiveLossScaling(loss, non_homogeneous=["Where"])
+    for _ in range(2):  # with hooks, then without
+        run(scaling, 1024.0)
+        assert_equal(gradients(), expected)
