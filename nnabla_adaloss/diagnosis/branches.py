@@ -52,8 +52,8 @@ class Branches(Batches):
                 v = self.zero_origin(f.inputs[0])
                 is_filled = network.is_input(v) and hash(v) not in network.never_filled
                 if is_filled and not self.largest(v):
-                    how, _ = network.emptiness(v)
-                    yield Note(f"{node.label} learns nothing from {input_name(v)}, which {how}.")
+                    what = f"learns nothing from {input_name(v)}, which is all 0 in every batch"
+                    yield Note(f"{node.label} {what}.")
 
     def blocked(self, layers: Iterable[Layer]) -> Iterator[Note]:
         """Note layers that get no gradient through some function, such as a minimum of other numbers."""
@@ -110,12 +110,13 @@ class Branches(Batches):
             onward.update(map(hash, f.outputs))
             left, arriving = self.gradient(on_path), self.arriving(f)
             if left and most * left < arriving < math.inf:
-                most, remedy = arriving / left, remedies.CLIP_LESS * f.info.type_name.startswith("ClipGrad")
-                if remedies.is_a(f, "MulScalar", "Mul2", "Div2") and f.outputs[0].size > 1:
+                most, clause, remedy = arriving / left, "", ""
+                if f.info.type_name.startswith("ClipGrad"):
+                    remedy = remedies.CLIP_LESS
+                elif remedies.is_a(f, "MulScalar", "Mul2", "Div2") and f.outputs[0].size > 1:
                     remedy = remedies.LARGER_FACTOR
-                clause = ""
                 # What these read makes their derivatives small.
-                if remedies.is_a(f, "Exp", "Sigmoid", "SoftPlus", "Tanh"):
+                elif remedies.is_a(f, "Exp", "Sigmoid", "SoftPlus", "Tanh"):
                     growth = self._first.grown(f)
                     clause, remedy = growth.clause, growth.remedy or remedies.SATURATED
                 found = f"; {network.listed([f])} leaves {left:.1e} of {arriving:.1e}{clause}", remedy

@@ -55,7 +55,7 @@ class Ends(Batches):
             if network.normalized_together(f) <= 2.0 or node.args.get("only_index"):
                 cut_off = self._leaves_before(f.inputs[0].parent) - self._without({f})
                 if cut_off:
-                    found[f] = self._told(f)._replace(spoils=self._labels(cut_off))
+                    found[f] = self._told(f)._replace(spoils=self._layers_of(cut_off))
                     ended.add(f)
             # The last layer of a residual branch may start from 0: its weights get a gradient and move.
             weights = [key for key in node.leaves if network.leaves[key].ndim > 1]
@@ -66,21 +66,19 @@ class Ends(Batches):
                 continue
             if is_equal:
                 what = f"it compares equal numbers in every batch{self._sources(f)}"
-                found[f] = Cause("equal_operands", node.label, what, remedies.DIFFERENT)
-                ended.add(f)
+                at_fault = {f: self._cause(f, "equal_operands", what, remedies.DIFFERENT)}
+            elif self._may_open(f):
                 continue
-            # A feeder may raise a scalar later, such as a loss weight, and choose another expert.
-            zeros = [self.zero_origin(v) for v in f.inputs if not self.largest(v)]
-            if any(v.size == 1 and network.is_input(v) for v in zeros) or any(map(self._not_chosen, zeros)):
-                continue
-            at_fault = self._at_fault(f)
-            kind = next(iter(at_fault.values())).kind
-            if kind in ("zero_factor", "constant_softmax") or not self._nothing_to_learn(f):
-                found.update(at_fault)
-                ended.add(f)
+            else:
+                at_fault = self._at_fault(f)
+                kind = next(iter(at_fault.values())).kind
+                if kind not in ("zero_factor", "constant_softmax") and self._nothing_to_learn(f):
+                    continue
+            found.update(at_fault)
+            ended.add(f)
         # Where other ends explain the same parameters, one is left: a gate beside a state that starts from 0.
         # A comparison of equal numbers is the last to go, as it ends all gradients before it.
-        kinds = {f: cause.kind for f, cause in found.items() if f in ended}
+        kinds = {f: found[f].kind for f in ended & found.keys()}
         for f in sorted(kinds, key=lambda f: (kinds[f] == "equal_operands", -network.number(f))):
             starved = self._leaves_before(f) & self._starved
             others = ended - {f}
@@ -96,13 +94,9 @@ class Ends(Batches):
                 del found[f]
         # A difference in which a prediction cancels is 0 for any numbers: "cancels" says more than "equal".
         cancelling = {("equal_operands", one.function) for one in found.values() if one.kind == "cancels"}
-        causes = {f: found[f] for f in network.in_order(found)}
+        told = [f for f in network.in_order(found) if (found[f].kind, found[f].function) not in cancelling]
         fatal = not self._learns(ended)
-        return {
-            f: one._replace(fatal=one.fatal and fatal)
-            for f, one in causes.items()
-            if (one.kind, one.function) not in cancelling
-        }
+        return {f: found[f]._replace(fatal=found[f].fatal and fatal) for f in told}
 
     def dead(self) -> List[Cause]:
         """Causes of rectifiers that output only zeros, in a network that is not finite elsewhere."""
@@ -214,7 +208,7 @@ class Ends(Batches):
                     what = "rows are 1 in one place and 0 elsewhere"
                 what = f"it is saturated: {flat[f]:.0%} of its {what}"
                 cause = self._saturated(f, what, remedies.SATURATED)
-                spoils = self._labels(before - others - self._starved)
+                spoils = self._layers_of(before - others - self._starved)
                 fatal = before <= self._starved and not self._learns({f})
                 yield cause._replace(fatal=fatal, spoils=spoils)
 
@@ -249,8 +243,7 @@ class Ends(Batches):
             uses.update(map(hash, g.outputs))
         return None
 
-    def _labels(self, leaves: AbstractSet[int]) -> Tuple[str, ...]:
-        """Names of the layers that leaves belong to."""
+    def _layers_of(self, leaves: AbstractSet[int]) -> Tuple[str, ...]:
         nodes = reversed(self._network.nodes.values())
         return tuple(node.label for node in nodes if not leaves.isdisjoint(node.leaves))
 
@@ -259,9 +252,15 @@ class Ends(Batches):
         walked = self._network.walk([v.parent], lambda f: f.inputs if remedies.is_a(f, *_PARTS) else [])
         return any(self.largest(g.outputs[0]) for g in walked if remedies.is_a(g, "OneHot", "TopKData"))
 
+    def _may_open(self, f: Any) -> bool:
+        """True if a feeder may change a scalar of 0 that `f` reads, or choose another expert."""
+        zeros = [self.zero_origin(v) for v in f.inputs if not self.largest(v)]
+        is_scalar = any(v.size == 1 and self._network.is_input(v) for v in zeros)
+        return is_scalar or any(map(self._not_chosen, zeros))
+
     def _nothing_to_learn(self, f: Any) -> bool:
         """True if the part of the loss behind a function is 0, such as of margins that all samples keep."""
-        # A penalty of parameters that are 0 is a cause: they stay 0.
+        # A ReLU of a gate that starts from 0 keeps its part of the loss 0 for ever: that is a fault.
         if f.inputs and all(hash(v) in self._network.names for v in f.inputs):
             return False
         behind = self._network.behind(map(hash, f.outputs))
@@ -351,7 +350,7 @@ class Ends(Batches):
         if kind in NORMALIZATIONS:
             together = network.normalized_together(f)
             if together > 2.0:
-                what = "it passes no gradient: what it normalises together is constant"
+                what = "it passes no gradient: the numbers that it normalises together are equal"
                 return cause("constant_input", what, remedies.CONSTANT_INPUT)
             what = "it passes no gradient: it normalises one number at a time"
             if together > 1.0:
@@ -395,8 +394,8 @@ class Ends(Batches):
         elif kind.startswith("ClipGrad"):
             what, remedy = "it makes all gradients 0", remedies.CLIP_NORM
         elif remedies.is_square(f):
-            what, remedy = f"{what}, as it reads 0 wherever one arrives", remedies.SELF
+            what, remedy = f"{what}, as all numbers at which one arrives are 0", remedies.SELF
         elif choosing is not None:
-            what += f", as {network.name(choosing)} chooses only others of its numbers"
+            what += f", as {network.name(choosing)} never chooses its numbers"
             remedy = remedies.PADDING
         return cause("no_gradient", what, remedy)

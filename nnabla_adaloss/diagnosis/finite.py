@@ -25,17 +25,17 @@ class Finiteness(Operands):
     def causes(self) -> List[Cause]:
         """Functions that cause a nonfinite loss or gradient, in forward order."""
         roots, positions = self.bad(self.network.roots), self.network.positions
-        found, labels = self._origins(roots) if roots else self._in_backward(), self._labels()
-        if not found:
-            return labels
-        # Wrong labels explain what follows, such as a probability of 0 for a class that does not exist.
-        first = min(positions.get(cause.function, 0) for cause in found)
-        wrong = [one._replace(fatal=True) for one in labels if one.kind in ("index_beyond", "no_probability")]
-        wrong = [one for one in wrong if positions[one.function] <= first]
-        return [*wrong, *(one for one in found if one.function not in {other.function for other in wrong})]
+        found, wrong = self._origins(roots) if roots else self._in_backward(), self._wrong_input()
+        if not (found and wrong):
+            return found or wrong
+        # A class that does not exist explains its probability of 0, and what follows.
+        is_earlier = positions[wrong[0].function] <= min(positions.get(one.function, 0) for one in found)
+        if wrong[0].kind not in ("index_beyond", "no_probability") or not is_earlier:
+            return found
+        return [wrong[0]._replace(fatal=True), *(one for one in found if one.function != wrong[0].function)]
 
-    def _labels(self) -> List[Cause]:
-        """Cause of wrong labels, indices, probabilities or parameters, which may have no visible effect."""
+    def _wrong_input(self) -> List[Cause]:
+        """Cause, if any, of a wrong label, index or probability, which need not make the loss nonfinite."""
         network, sight = self.network, self.sight
         for v in self.bad(network.graph.leaves.values()):
             if hash(v) in network.leaves and hash(v) in self.in_fp32.nans:
@@ -62,7 +62,7 @@ class Finiteness(Operands):
                 what += f", of which {sight.undefined[f]} are not whole numbers"
                 return [Cause("fractional_index", name, what, remedies.WHOLE_NUMBERS, False)]
             if largest > last:
-                what += f" up to {largest:g}, but its last is {last}: nnabla reads other memory"
+                what += f" up to {largest:g}, but the last one is {last}: nnabla reads other memory"
                 return [Cause("index_beyond", name, what, remedies.COUNT_FROM_0, False)]
         return []
 
@@ -87,7 +87,7 @@ class Finiteness(Operands):
         """Follow nonfinite variables back to functions of finite inputs."""
         network = self.network
         outputs = (v for f in network.walk(v.parent for v in variables) for v in f.outputs)
-        # A ReLU hides NaN, of which it makes 0. Outputs without a parent are those that nothing reads.
+        # A ReLU makes 0 of NaN, which hides it. Outputs that nothing reads have no parent.
         hidden = (v for v in outputs if v.parent is not None and self.sight.nans.get(hash(v)))
         waiting, seen = [*variables, *hidden], set()
         found: List[Tuple[Any, nn.Variable]] = []

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Iterator, Optional, Sequence
+from typing import Any, Iterator, Optional, Sequence
 
 import nnabla as nn
 import numpy as np
@@ -16,9 +16,6 @@ from .finite import SOFTMAX_OR_LOSS
 from .network import COMPARING, DIFFERENCES, Network
 from .operands import NOT_ZERO, Batches
 from .watching import Sight
-
-# Function that returns the numbers of an input in all batches, batches first; None for other variables.
-Fed = Callable[[nn.Variable], Optional[NDArray[Any]]]
 
 # Ranges of functions' outputs.
 _RANGES = {
@@ -32,45 +29,42 @@ _PROBABILITIES = {"BinaryCrossEntropy", "SigmoidCrossEntropy"}
 
 def notes(network: Network, sights: Sequence[Sight]) -> Iterator[Note]:
     """Note inputs with equal rows or lost columns, and functions that read inputs wrongly."""
-
-    def fed(v: nn.Variable) -> Optional[NDArray[Any]]:
-        v = remedies.source(v, "Broadcast", "BroadcastTo", "Reshape", "Transpose")
-        return None if hash(v) in {*network.names, *network.never_filled} else network.examined.values(v)
-
     functions = network.graph.functions
     for f in (f for f in functions if f in network.nodes and f.inputs):
-        for text in _of(f, network, fed):
+        for text in _of(f, network):
             yield Note("", [network.name(f)], f" {text}.")
-    # Layers for which all samples are alike, up to the last one.
     alike = [f for f in network.weighted if all(s.variation.get(f, 1.0) < _ALIKE for s in sights)]
-    # Samples differ once weights of 0 have moved, such as those that compute styles,
+    # Samples become different when weights of 0 have moved, or when several entries of a codebook are chosen.
     starts = any(v.ndim > 1 and not v.d.any() for key, v in network.leaves.items() if key in network.names)
-    # or once others than one entry of a codebook are chosen.
     chosen = any(remedies.is_a(g, "Embed", "OneHot", "TopKData") for g in network.walk(alike[:1]))
     if alike and alike[-1] == network.weighted[-1] and len(sights) > 1 and not (starts or chosen):
         end = f" on: in each batch, the rows that it reads differ by less than {_ALIKE:.1%}."
         yield Note("With these weights no layer can tell samples apart, from ", [network.name(alike[0])], end)
-    # Masks that open only places of zeros.
     for f in filter(Batches(network, sights).is_disjoint, functions):
         if f.outputs[0].size > 1 and not f.outputs[0].need_grad:
             yield Note("", [network.name(f)], f" makes 0 of other numbers: {remedies.CHECK_MASK}.")
-    # Losses that are maximised: all elements of the gradient are the same number below 0.
+    # A loss is maximised if all elements of its gradient are one number below 0.
     for f in (f for f in functions if f.info.type_name.endswith(COMPARING)):
         seen = [s.gradients.get(hash(f.outputs[0])) for s in sights]
         if all(g and -g.sum > 0.999 * g.count * g.abs_max > 0.0 for g in seen):
             end = " gets larger by training, as its gradient is below 0."
             yield Note("", [network.name(f)], f"{end} Unless that is meant, check the signs.")
-    # Running statistics that nothing has measured.
     normalizing = (f for f in functions if f.info.type_name == "BatchNormalization")
-    fixed = [(f, *f.inputs[-2:]) for f in normalizing if not f.info.args["batch_stat"]]
-    new = [f for f, mean, variance in fixed if not mean.d.any() and (variance.d == 1.0).all()]
+    fixed = (f for f in normalizing if not f.info.args["batch_stat"])
+    new = [network.name(f) for f in fixed if not f.inputs[-2].d.any() and (f.inputs[-1].d == 1.0).all()]
     if new:
-        names, end = [*map(network.name, new)], f": {remedies.STATISTICS}."
-        yield Note("A mean of 0 and a variance of 1, as at the start, are used by ", names, end)
+        end = f": {remedies.STATISTICS}."
+        yield Note("A mean of 0 and a variance of 1, as at the start, are used by ", new, end)
     for v in filter(network.is_input, network.inputs.values()):
-        x = fed(v)
+        x = _numbers(v, network)
         if x is not None and x.ndim > 2 and x.size:
             yield from _of_input(v, x.reshape(-1, x.shape[-1]), network)
+
+
+def _numbers(v: nn.Variable, network: Network) -> Optional[NDArray[Any]]:
+    """Numbers of an input, which may be reshaped, by batch on the first axis; None for other variables."""
+    v = remedies.source(v, "Broadcast", "BroadcastTo", "Reshape", "Transpose")
+    return None if hash(v) in {*network.names, *network.never_filled} else network.examined.values(v)
 
 
 def _of_input(v: nn.Variable, x: NDArray[Any], network: Network) -> Iterator[Note]:
@@ -84,8 +78,8 @@ def _of_input(v: nn.Variable, x: NDArray[Any], network: Network) -> Iterator[Not
     columns = is_small.all(axis=0) & is_set.any(axis=0)
     lost = np.count_nonzero(is_small & is_set) / max(np.count_nonzero(is_set), 1)
     if 0.1 < lost < 1.0 and not columns.any() and any(remedies.is_a(g, "Mul2") for g in readers):
-        where = f"{lost:.0%} become 0 in {stored.name}"
-        yield Note("Of the numbers of ", name, f", {where}: {remedies.SCALE_DATA}.")
+        end = f", {lost:.0%} become 0 in {stored.name}: {remedies.SCALE_DATA}."
+        yield Note("Of the numbers of ", name, end)
     if 0 < np.count_nonzero(columns) < columns.size:
         where = f"column {np.flatnonzero(columns)[0]} of its last axis becomes 0 in {stored.name}"
         is_data = any(g in network.weighted for g in readers)
@@ -93,10 +87,11 @@ def _of_input(v: nn.Variable, x: NDArray[Any], network: Network) -> Iterator[Not
         yield Note("Of ", name, f", {where}: {remedy}.")
 
 
-def _of(f: Any, network: Network, fed: Fed) -> Iterator[str]:
+def _of(f: Any, network: Network) -> Iterator[str]:
     """Say how a function reads inputs wrongly: each clause goes on after its name."""
     kind, args = f.info.type_name, f.info.args
-    first, targets = fed(f.inputs[0]), fed(f.inputs[1]) if len(f.inputs) > 1 else None
+    first = _numbers(f.inputs[0], network)
+    targets = _numbers(f.inputs[1], network) if len(f.inputs) > 1 else None
     before = f.inputs[0].parent.info.type_name if f.inputs[0].parent is not None else ""
     if kind == f"{before}CrossEntropy" or (before, kind) == ("LogSoftmax", "SoftmaxCrossEntropy"):
         yield f"applies a {before.lower()} to the output of one: give it the scores"

@@ -103,16 +103,12 @@ class Operands:
         if remedy == remedies.AWAY and f.info.type_name in NOT_ZERO:
             divisor = f.inputs[NOT_ZERO[f.info.type_name]]
             # The small number that the remedy adds would change no divisor here, or all of them by far.
-            if self.least(divisor) > FLOOR and not self.zeros(divisor):
+            if self.sight.data[hash(divisor)].abs_min > FLOOR and not self.zeros(divisor):
                 remedy = remedies.MULTIPLY_FIRST.format("it")
             elif divisor.parent is not None and self.amax(divisor) < FLOOR:
                 remedy = remedies.LARGER_UNITS.format(self.network.name(divisor.parent))
         what = f"{subject} up to {self.beyond(v)}{reads}{growth.clause}"
         return Cause("overflow", self.network.name(f), what, remedy, parameters=growth.parameters)
-
-    def least(self, v: nn.Variable) -> float:
-        """Smallest magnitude of a variable's numbers, except 0."""
-        return self.sight.data[hash(v)].abs_min
 
     def reads(self, f: Any, subject: str = "it") -> str:
         """Clause about a function's inputs that explains its result."""
@@ -136,9 +132,9 @@ class Operands:
                 return f", as {subject} {verb} {number} from {network.called(first)} on"
             if kind in DIVISIONS or power < 0.0 or kind == "Log":
                 verb = "reads" if kind == "Log" else "divides by"
-                return f", as {subject} {verb} numbers down to {self.least(v):.2g}"
+                return f", as {subject} {verb} numbers down to {self.sight.data[hash(v)].abs_min:.2g}"
         if kind == "ACosh":
-            return f", as {subject} reads numbers down to {self.least(f.inputs[0]):g}"
+            return f", as {subject} reads numbers down to {self.sight.data[hash(f.inputs[0])].abs_min:g}"
         if kind in ("BatchInv", "BatchLogdet"):
             return f", as {subject} reads matrices that are singular, or nearly so"
         sizes = [(self.amax(v), v) for v in f.inputs if hash(v) not in network.names]
@@ -255,14 +251,13 @@ class Operands:
             times, (begin, end) = math.exp(min(total, 700.0)), (steps[0].before, steps[-1].after)
             if begin and end:
                 times = min(times, (end / begin) ** sign)
-            told = f"; {noun} {verb} from layer to layer, {times:.2g} times from {first} on"
+            clause = f"; {noun} {verb} from layer to layer, {times:.2g} times from {first} on"
             names = tuple(name for one in logs for name in one.parameters)
             by_weights = sum(sum(logs[one]) for one in logs if one.parameters)
+            remedy = remedies.EXPLODING if by_weights > total / 2.0 else remedies.UNWEIGHTED
             if shrinks:
                 remedy = remedies.VANISHING if names else remedies.TOO_SMALL
-            else:
-                remedy = remedies.EXPLODING if by_weights > total / 2.0 else remedies.UNWEIGHTED
-            return Growth(told, names, remedy)
+            return Growth(clause, names, remedy)
         makes = f"makes {noun} {math.exp(sum(grown) / len(grown)):.2g} times {size}"
         if len(grown) > 1:
             makes = f"is applied {len(grown)} times, and {makes} each time"

@@ -80,7 +80,7 @@ class RoundingNoise:
         f = self.functions[0]
         what, remedy = "the numbers that it adds up cancel", remedies.NOTHING_LEFT
         if remedies.is_a(f, *NORMALIZATIONS):
-            what, remedy = "what it normalises together is equal", remedies.CONSTANT_INPUT
+            what, remedy = "the numbers that it normalises together are equal", remedies.CONSTANT_INPUT
         elif remedies.is_a(remedies.origin(f.inputs[0]), *NORMALIZATIONS):
             remedy = remedies.MEAN_OF_NORMALIZED
         what = f"it computes nothing but rounding errors, in fp32 too: {what}"
@@ -124,7 +124,7 @@ class RoundingNoise:
                 return f"{why}the same numbers are read by {network.listed(same)}", remedies.DIFFERENT
             is_softmax = remedies.is_a(own[0], *SOFTMAX)
             remedy = remedies.MEAN_OF_SOFTMAX if is_softmax else remedies.MEAN_OF_NORMALIZED
-            return f"{why}all numbers that it compares get the same", remedy
+            return f"{why}the gradients of all numbers that it compares are equal", remedy
         if remedies.is_a(reader, *_COMPARING):
             why = "removes what this layer adds, which is the same for all numbers that it compares"
             return f": {network.name(reader)} {why}", remedies.CANCELS
@@ -167,5 +167,5 @@ class RoundingNoise:
 
         self._passes.with_one_scale(self.exact, pre=lambda f: exact.update(read(f)))
         self._passes.with_one_scale(self._finer, pre=compare)
-        gets_noise = {f for f in behind if not noise.isdisjoint(map(hash, f.outputs))}
-        return {f for f in behind if f not in gets_noise and not noise.isdisjoint(map(hash, f.inputs))}
+        arrives_exactly = (f for f in behind if noise.isdisjoint(map(hash, f.outputs)))
+        return {f for f in arrives_exactly if not noise.isdisjoint(map(hash, f.inputs))}

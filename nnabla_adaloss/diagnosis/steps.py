@@ -79,7 +79,7 @@ class Steps:
                 record.moved = 1.0
             return
         parameters, states = solver.get_parameters(), solver.get_states()
-        counts = {name: state.t for name, state in states.items()}
+        counts = [(state, state.t) for state in states.values()]
         arrays = [*parameters.values(), *(v for state in states.values() for v in state.pstate.values())]
         sound = [n for n, v in parameters.items() if np.isfinite(v.d).all() and np.isfinite(v.g).all()]
         before = {hash(v): v.d.copy() for v in parameters.values()}
@@ -88,8 +88,8 @@ class Steps:
 
         def restore() -> None:
             kept.restore()
-            for name, count in counts.items():
-                states[name].t = count
+            for state, count in counts:
+                state.t = count
             solver.set_states(states)
 
         with restored(restore):
@@ -139,7 +139,7 @@ class Steps:
         (arriving, left), records = self._largest(), self._records
         zeroed = [name for name, record in records.items() if record.arriving and not record.left]
         if zeroed and left:
-            yield Note("on_gradients makes all gradients 0 of ", zeroed, ".")
+            yield Note("on_gradients makes all gradients 0 in ", zeroed, ".")
         # Less clipping is noted, too, if steps are small.
         least = 100.0 if 0.0 < self._share < 1e-4 else _CLIPPED
         if least * left < arriving < math.inf and left:

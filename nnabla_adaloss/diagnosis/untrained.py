@@ -18,6 +18,7 @@ from .target import input_name
 # Begins of the names of functions whose outputs jump, so that nnabla passes no gradient through them.
 _COMPARISONS = ("Greater", "Less", "Equal", "NotEqual", "Logical")
 _STEPS = ("OneHot", "SearchSorted", *_COMPARISONS)
+_Cut = Tuple[str, str, str]  # name of the function at whose output a gradient stops, why, and a remedy
 
 
 def untrained(network: Network) -> Iterator[Cause]:
@@ -194,14 +195,13 @@ def _cut_from_data(network: Network) -> bool:
     return bool(fed) and (network.reached & network.trained).isdisjoint(read)
 
 
-def _cut(network: Network, missed: Mapping[str, int]) -> Optional[Tuple[str, str, str]]:
-    """Function at whose output the gradient to parameters stops, why, and the remedy; None if unknown."""
+def _cut(network: Network, missed: Mapping[str, int]) -> Optional[_Cut]:
+    """Cut that keeps the gradient from parameters; None if unknown."""
     names = {key: name for name, key in missed.items()}
     behind = set(network.behind(names))
-    # Cuts by likelihood: an index, and more so the target of a loss, may be cut off on purpose.
-    plain: List[Tuple[str, str, str]] = []
-    steps: List[Tuple[str, str, str]] = []
-    targets: List[Tuple[str, str, str]] = []
+    # An index, and more so the target of a loss, may be cut off on purpose: other cuts come first.
+    cuts: Tuple[List[_Cut], List[_Cut], List[_Cut]] = [], [], []
+    plain, steps, targets = cuts
     for v in _cut_off(network):
         before, readers = network.in_order(network.walk([v.parent])), network.readers[hash(v)]
         walked = network.walk([v.parent], lambda f: [] if _is_step(f) else f.inputs)
@@ -220,9 +220,8 @@ def _cut(network: Network, missed: Mapping[str, int]) -> Optional[Tuple[str, str
         is_target = all(remedies.is_a(f, *DIFFERENCES) for f in readers)
         cut = network.name(g), how, remedies.CUT_COPY if is_shared else remedies.UNCUT
         (targets if is_target else plain).append(cut)
-    cuts = [*plain, *steps, *targets]
-    if cuts:
-        return cuts[0]
+    if any(cuts):
+        return next(filter(None, cuts))[0]
     # An unlinked output outside the graph shares its data with one of the graph's inputs.
     shared = {hash(v.data): v for v in network.graph.leaves.values() if hash(v) not in network.names}
     alive = [v for v in gc.get_objects() if isinstance(v, nn.Variable)]

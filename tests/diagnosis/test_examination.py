@@ -1133,7 +1133,7 @@ def test_classes_counted_from_1_are_beyond_the_table(first: int) -> None:
     loss, feed = network(spoil=count)
     diagnosis = diagnose(loss, feeder=feed)
     assert [(one.kind, one.fatal) for one in diagnosis.verdict.causes] == [("index_beyond", False)] * first
-    assert all("for indices up to 5, but its last is 4" in one.what for one in diagnosis.verdict.causes)
+    assert all("for indices up to 5, but the last one is 4" in one.what for one in diagnosis.verdict.causes)
 
 
 @pytest.mark.parametrize("shares", [(1.0, 1.0), (1.0, 0.75), (0.75, 1.0)])

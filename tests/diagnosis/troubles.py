@@ -923,7 +923,7 @@ def crop_of_the_padding(mended: bool) -> Built:
     return network(layers, cross_entropy, shape=IMAGES)
 
 
-@trouble("no_gradient", "fc1/affine/PowScalar", "reads 0 wherever one arrives", remedy=remedies.SELF)
+@trouble("no_gradient", "fc1/affine/PowScalar", "numbers at which one arrives are 0", remedy=remedies.SELF)
 def nearest_is_itself(mended: bool) -> Built:
     def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
         rows, columns = (F.broadcast(F.reshape(h, s), (32, 32, 16)) for s in ((32, 1, 16), (1, 32, 16)))
@@ -2404,7 +2404,7 @@ def small_numbers_on_an_offset(mended: bool) -> Built:
     return network(lambda x: F.tanh(affine(x, 16, "fc1") * 1e-3 + offset - offset))
 
 
-@trouble("no_gradient", "fc1/affine/Mul2", "fc1/affine/Max chooses only others", remedy=remedies.PADDING)
+@trouble("no_gradient", "fc1/affine/Mul2", "fc1/affine/Max never chooses", remedy=remedies.PADDING)
 def maximum_over_padding(mended: bool) -> Built:
     """Scores below 0, and zeros in places that are masked."""
 
@@ -2423,7 +2423,7 @@ def maximum_over_padding(mended: bool) -> Built:
     return network(layers)
 
 
-@trouble("no_gradient", "fc1/affine/ReLU", "fc1/affine/Max chooses only others", remedy=remedies.PADDING)
+@trouble("no_gradient", "fc1/affine/ReLU", "fc1/affine/Max never chooses", remedy=remedies.PADDING)
 def maximum_that_zeros_win(mended: bool) -> Built:
     """The largest of all numbers below 0 is one that a ReLU has made 0."""
 
@@ -2434,7 +2434,7 @@ def maximum_that_zeros_win(mended: bool) -> Built:
     return network(layers)
 
 
-@trouble("index_beyond", "OneHot", "for indices up to 5, but its last is 4", others=("head/affine/Log",))
+@trouble("index_beyond", "OneHot", "for indices up to 5, but the last one is 4", others=("head/affine/Log",))
 def classes_counted_from_1_in_a_logarithm(mended: bool) -> Built:
     def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
         p = F.sum(F.softmax(affine(h, 5, "head")) * F.one_hot(t if mended else t + 1.0, (5,)), axis=1)
