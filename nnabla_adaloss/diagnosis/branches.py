@@ -115,7 +115,7 @@ class Branches(Batches):
                     remedy = remedies.CLIP_LESS
                 elif remedies.is_a(f, "MulScalar", "Mul2", "Div2") and f.outputs[0].size > 1:
                     remedy = remedies.LARGER_FACTOR
-                # What these read makes their derivatives small.
+                # The derivatives of these are small because of their inputs.
                 elif remedies.is_a(f, "Exp", "Sigmoid", "SoftPlus", "Tanh"):
                     growth = self._first.grown(f)
                     clause, remedy = growth.clause, growth.remedy or remedies.SATURATED
@@ -149,19 +149,19 @@ class Units:
                 by_unit = np.moveaxis(gradient, axis, -1).reshape(-1, gradient.shape[axis])
                 self._reached[key] = np.any(by_unit, axis=0) | self._reached.get(key, False)
 
-    def notes(self, told: AbstractSet[str]) -> Iterator[Note]:
-        """Note layers of which some units get no gradient, if no function near them is `told` as a cause."""
+    def notes(self, accused: AbstractSet[str]) -> Iterator[Note]:
+        """Note layers of which some units get no gradient, if no function near them is `accused`."""
         network, first = self._network, {hash(f.inputs[1]): f for f in reversed(self._products)}
         for f in network.in_order(first.values()):
             dead = ~self._reached.get(hash(f.inputs[1]), np.ones(1, bool))
             readers = network.readers.get(hash(f.outputs[0]), [])
-            if dead.any() and not dead.all() and told.isdisjoint(map(network.name, (f, *readers))):
+            if dead.any() and not dead.all() and accused.isdisjoint(map(network.name, (f, *readers))):
                 why, remedy = self._reason(f, readers, dead)
                 # Pruned units have weights of 0 and a mask that leaves them out.
                 behind = network.behind(map(hash, f.outputs))
                 if remedy == remedies.INITIALISE and any(self._masks(g, dead) for g in behind):
                     continue
-                # Some dead units are no fault; many are one, even if nothing explains them.
+                # Some dead units are normal; many are noted even if nothing explains them.
                 if remedy != remedies.NO_UNIT or np.mean(dead) >= 0.6:
                     end = f" learns nothing in {np.count_nonzero(dead)} of {dead.size} units, {why}. "
                     yield Note("", [network.name(f)], f"{end}{remedy[0].upper()}{remedy[1:]}.")

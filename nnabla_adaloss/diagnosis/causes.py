@@ -33,7 +33,7 @@ def distinct(causes: Sequence[Cause]) -> Dict[Tuple[str, str], Cause]:
 
 
 def summed_up(causes: Sequence[Cause]) -> Iterator[Cause]:
-    """Causes, of which several of one kind and remedy are told as one, at the first function."""
+    """Causes; three or more of one kind and remedy become one, at the first function."""
     alike: Dict[Tuple[str, str, bool], List[Cause]] = {}
     for cause in causes:
         alike.setdefault((cause.kind, cause.remedy, cause.fatal), []).append(cause)

@@ -55,7 +55,7 @@ class Ends(Batches):
             if network.normalized_together(f) <= 2.0 or node.args.get("only_index"):
                 cut_off = self._leaves_before(f.inputs[0].parent) - self._without({f})
                 if cut_off:
-                    found[f] = self._told(f)._replace(spoils=self._layers_of(cut_off))
+                    found[f] = self._cause_of(f)._replace(spoils=self._layers_of(cut_off))
                     ended.add(f)
             # The last layer of a residual branch may start from 0: its weights get a gradient and move.
             weights = [key for key in node.leaves if network.leaves[key].ndim > 1]
@@ -94,15 +94,15 @@ class Ends(Batches):
                 del found[f]
         # A difference in which a prediction cancels is 0 for any numbers: "cancels" says more than "equal".
         cancelling = {("equal_operands", one.function) for one in found.values() if one.kind == "cancels"}
-        told = [f for f in network.in_order(found) if (found[f].kind, found[f].function) not in cancelling]
+        causes = [f for f in network.in_order(found) if (found[f].kind, found[f].function) not in cancelling]
         fatal = not self._learns(ended)
-        return {f: found[f]._replace(fatal=found[f].fatal and fatal) for f in told}
+        return {f: found[f]._replace(fatal=found[f].fatal and fatal) for f in causes}
 
     def dead(self) -> List[Cause]:
         """Causes of rectifiers that output only zeros, in a network that is not finite elsewhere."""
         layers = [f for f, node in self._network.nodes.items() if not node.loss_section and self._is_dead(f)]
         dead = [f for f in self._network.in_order(layers) if any(map(self.largest, f.inputs))]
-        return [self._told(f)._replace(fatal=False) for f in dead]
+        return [self._cause_of(f)._replace(fatal=False) for f in dead]
 
     def zero_loss(self) -> List[Cause]:
         """Cause of a loss that is 0 in every batch: the first function before it that computes only zeros."""
@@ -156,7 +156,7 @@ class Ends(Batches):
         network = self._network
         dead = filter(self._is_dead, network.walk([f]))
         origins = {g for g in (*network.walk([f], self._zeros), *dead) if not self._zeros(g)}
-        found = {g: self._told(g) for g in network.in_order({*origins, f}) if g in network.nodes}
+        found = {g: self._cause_of(g) for g in network.in_order({*origins, f}) if g in network.nodes}
         known = {g: cause for g, cause in found.items() if cause.kind != "no_gradient"}
         if len(known) > 1 and f in known and self._zeros(f):
             own = known.pop(f)
@@ -309,7 +309,7 @@ class Ends(Batches):
         remedy = remedies.INITIALISE if weights else growth.remedy or remedies.WHY_ZERO
         return self._cause(f, "dead_relu", what + growth.clause, remedy, *weights)
 
-    def _told(self, f: Any) -> Cause:
+    def _cause_of(self, f: Any) -> Cause:
         """Cause of a gradient's end at a function, or of its zeros, by the first rule that fits."""
         network, node, called = self._network, self._network.nodes[f], self._network.called
         kind, args, names, cause = node.type_name, node.args, network.names, partial(self._cause, f)

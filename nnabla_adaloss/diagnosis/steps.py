@@ -229,11 +229,11 @@ class Steps:
             return
         name = min(small, key=trained.__getitem__)
         amax, arriving, rate = trained[name], records[name].arriving, solver.learning_rate()
-        told, remedy = "small_steps", remedies.LARGER_STEPS
+        fault, remedy = "small_steps", remedies.LARGER_STEPS
         if amax > 1e19:
-            told, remedy, limit = "large_gradient", remedies.SMALLER_LOSS, "whose square fp32 does not hold"
+            fault, remedy, limit = "large_gradient", remedies.SMALLER_LOSS, "whose square fp32 does not hold"
         elif amax < least:
-            told, remedy = "epsilon", remedies.LARGER_LOSS if kind == "Adadelta" else remedies.EPSILON
+            fault, remedy = "epsilon", remedies.LARGER_LOSS if kind == "Adadelta" else remedies.EPSILON
             limit = f"below {'the root of ' * is_below_root}the solver's epsilon of {epsilon:.0e}"
         elif kind in _BY_LEARNING_RATE:
             remedy = remedies.LEARNING_RATE
@@ -247,7 +247,7 @@ class Steps:
                 remedy = remedies.LARGER_SHARE if is_set else remedies.PROPORTIONAL
         what = f"its gradient reaches {amax:.1e}, {limit}"
         if arriving > _CLIPPED * amax:
-            told, remedy = "on_gradients", remedies.CLIP_LESS
+            fault, remedy = "on_gradients", remedies.CLIP_LESS
             what = f"its gradient reaches {arriving:.1e}, of which on_gradients leaves {amax:.1e}, {limit}"
         others = [one for one in small if one != name]
         clause, known = shrinking(name)
@@ -255,7 +255,7 @@ class Steps:
         what += f"{clause}: it hardly moves, whatever the loss scale, which is undone before the solver"
         if known == remedies.LARGER_FACTOR:
             known = f"{known}, or {remedy}"
-        yield Cause(told, name, what, known or remedy, len(small) == len(trained), tuple(small))
+        yield Cause(fault, name, what, known or remedy, len(small) == len(trained), tuple(small))
 
     def _only_decaying(self, trained: Dict[str, float]) -> Iterator[Cause]:
         """Cause of a weight decay beside which all gradients are far too small."""

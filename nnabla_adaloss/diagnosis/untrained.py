@@ -77,8 +77,8 @@ def notes(network: Network) -> Iterator[Note]:
     found = [name for key, name in network.names.items() if key in left]
     if found:
         end = ". If this program is to train them, call set_parameters after all layers are built, with "
-        told = f"No solver has {len(found)} of the parameters that get a gradient: "
-        yield Note(told, found, f"{end}reset=False after another call.")
+        begin = f"No solver has {len(found)} of the parameters that get a gradient: "
+        yield Note(begin, found, f"{end}reset=False after another call.")
     # Data that the feeder fills may get a gradient, too, as in an adversarial attack.
     unnamed = [v for key, v in left.items() if key not in {*network.names, *examined.fed}]
     if unnamed:

@@ -704,7 +704,7 @@ def time_that_a_normalization_removes(mended: bool) -> Built:
     return network(layers, cross_entropy, shape=IMAGES)
 
 
-@trouble("rounding_noise", "bn/bn", "is equal", fatal=False, remedy=remedies.CONSTANT_INPUT)
+@trouble("rounding_noise", "bn/bn", "are equal", fatal=False, remedy=remedies.CONSTANT_INPUT)
 def batch_of_one_sample(mended: bool) -> Built:
     def repeated(x: nn.Variable, t: nn.Variable) -> None:
         x.d = x.d if mended else x.d[:1]
