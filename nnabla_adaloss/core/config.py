@@ -105,7 +105,7 @@ class AdaLossConfig:
             raise ValueError(f"delay={self.delay!r} must be 0, 1 or None")
         for name in ("include", "exclude"):
             self._set(name, strings(name, getattr(self, name), "patterns of layer names"))
-        # Every method checks its parameters, also if it was not chosen.
+        # Methods check their own parameters: a wrong value is refused even if another method is in use.
         for name in METHODS:
             resolve_method(name, self)
         resolve_method(self.method)
@@ -131,7 +131,7 @@ class AdaLossConfig:
 
     @property
     def iterations_per_measurement(self) -> int:
-        """Number of iterations of which one measures."""
+        """Number of iterations in which every array is measured once, and scales are chosen once."""
         return max(self.measure_every, self.update_per_n_iteration)
 
     @property
@@ -141,14 +141,14 @@ class AdaLossConfig:
 
     @property
     def unused(self) -> List[str]:
-        """Names of settings that were changed in vain, as the default method is in use."""
+        """Names of settings that were changed in vain: the default method, in use, has none of them."""
         if self.loss_scale_method is not None:
             return []
         return [name for name in _OF_PUBLISHED_METHODS if getattr(self, name) != getattr(AdaLossConfig, name)]
 
     @property
     def ignored(self) -> AbstractSet[str]:
-        """Names of all settings that the method does not use, changed or not."""
+        """Names of all settings that the method does not use, changed or not: they are not recorded."""
         parameters = {name for method in METHODS.values() for name in parameter_names(method)}
         unused = _OF_PUBLISHED_METHODS if isinstance(self.method, AmaxHistory) else ()
         return {*parameters.difference(parameter_names(self.method)), *unused}
@@ -159,10 +159,10 @@ class AdaLossConfig:
 
     def for_storage(self, precision: Optional[Precision]) -> AdaLossConfig:
         """Fill in `dtype` from a storage, float16 for None (unknown); ValueError if a given one differs."""
-        # Only the range matters, which saturating does not change.
+        # Formats that differ only in saturating have one range, and scales depend on nothing else.
         stored = FLOAT16 if precision is None else precision.stored_gradients.saturating(False)
         if self.dtype is None:
-            # A name if possible, for saved states. A user's own `Format` may have a name from `FORMATS`.
+            # Saved states have names. A user's own "float16" with other numbers would be lost as a name.
             dtype: Any = stored.name if FORMATS.get(stored.name) == stored else stored
             return replace(self, dtype=dtype)
         own = get_format(self.dtype)

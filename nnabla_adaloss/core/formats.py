@@ -129,8 +129,9 @@ class Format:
         """Round `value` to the format, half to even."""
         magnitude = abs(value)
         if math.isfinite(magnitude):
-            exponent = math.frexp(magnitude)[1] - 1 - self.mantissa_bits
-            step = max(math.ldexp(1.0, exponent), self.smallest_subnormal)
+            # Distance of the format's numbers around `value`; subnormal ones lie equally far apart.
+            step = math.ldexp(1.0, math.frexp(magnitude)[1] - 1 - self.mantissa_bits)
+            step = max(step, self.smallest_subnormal)
             magnitude = round(magnitude / step) * step
         return math.copysign(self.beyond_max if magnitude > self.max else magnitude, value)
 
@@ -138,7 +139,7 @@ class Format:
 # 6e-8 as published, 0.7 % above 2**-24.
 FLOAT16 = Format.ieee("float16", exponent_bits=5, mantissa_bits=10, u_min=6e-8)
 BFLOAT16 = Format.ieee("bfloat16", exponent_bits=8, mantissa_bits=7)
-# Far above 2**-149, so that squares of kept numbers do not underflow either.
+# Far above 2**-149: numbers 1e-14 times as large as those kept are still normal.
 FLOAT32 = Format.ieee("float32", exponent_bits=8, mantissa_bits=23, u_min=1e-23)
 FLOAT8_E5M2 = Format.ieee("float8_e5m2", exponent_bits=5, mantissa_bits=2)
 # The "fn" variant (arXiv 2209.05433): the highest exponent has numbers too, only its last pattern is NaN.

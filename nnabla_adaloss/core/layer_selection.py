@@ -21,11 +21,11 @@ class LayerSelection(NamedTuple):
         """Raise ValueError unless every pattern matches one of the `layers` or everything."""
         for argument, patterns in zip(self._fields, self):
             for pattern in unmatched(patterns, layers):
-                raise ValueError(useless(argument, pattern, layers))
+                raise ValueError(pattern_error(argument, pattern, layers))
 
 
-def useless(argument: str, pattern: str, layers: Sequence[str], match: str = "no layer") -> str:
-    """Error message for a pattern that selects none of the `layers`; `match`: those that it matches."""
+def pattern_error(argument: str, pattern: str, layers: Sequence[str], match: str = "no layer") -> str:
+    """Error message for a pattern that selects none of the `layers`; `match`: the layers that it matches."""
     names = ", ".join(layers) or "none: it has no matrix product that can be scaled"
     return f"{argument} has the pattern {pattern!r}, which matches {match}; the network's layers are {names}"
 

@@ -22,26 +22,25 @@ from .schedule import ScaleSchedule
 from .validation import integer, nonnegative_number
 
 _EMPTY = AmaxWindow()
-
 _REMEMBERED = 2000  # number of iterations that remember a lost batch, after it or a batch that confirms it
-# A batch confirms an amax that is at most this many times its own. By default an overflow at scale s is
-# remembered with the amax of scale s / 2**4: a batch that fits at scale s is too small to confirm it.
+# A batch confirms a lost amax that is at most this many times its own. After an overflow at scale s, that is
+# by default the amax with the scale limit s / 16: a batch with the limit s has a 16th of it or less.
 _CONFIRMING_RATIO = 2.0**3
 
-# Keys of messages between ranks: of a flag; and prefixes of names of components, with their amaxes in this
-# iteration, and in lost batches.
-_COMPLETES_ENTRY, _AMAX, _LOST = "completes entry", "component ", "lost "
+# Keys of messages between ranks: a flag, and a prefix with the name of a component for its amax.
+_COMPLETES_ENTRY = "completes entry"
+_AMAX, _LOST = "component ", "lost "  # prefixes for amaxes of this iteration, and of its lost batches
 
 _Amaxes = Mapping[str, float]
 _NONE: _Amaxes = {}
 
 
 class LostAmax(NamedTuple):
-    """Unit amax of a lost batch that exceeded the windows' margin."""
+    """Unit amax of a lost batch, more than a margin above those in the window."""
 
     unit_amax: float
     until: int  # the last iteration that remembers it
-    largest_since: float = 0.0  # largest measured amax beyond the windows' margin since `until` was set
+    largest_since: float = 0.0  # largest amax above that margin which was measured since `until` was set
 
 
 class Memory(NamedTuple):
@@ -49,14 +48,14 @@ class Memory(NamedTuple):
 
     policy: HistoryPolicy  # derives scales from it
     windows: Mapping[str, AmaxWindow] = {}
-    partial: _Amaxes = _NONE  # of slices that have been measured for the windows' next entry
+    partial: _Amaxes = _NONE  # amaxes of the slices measured so far for the windows' next entry
     lost: Mapping[str, LostAmax] = {}
 
     def after(self, unit_amaxes: _Amaxes, *, completes_entry: bool, lost: _Amaxes, iteration: int) -> Memory:
         """Add the amaxes of an iteration, and those of its `lost` batches. `completes_entry`: all slices have
         been measured, so that each window gets its next entry.
         """
-        unit_amaxes = _larger(lost, unit_amaxes)
+        unit_amaxes = _larger(lost, unit_amaxes)  # windows get lost amaxes, too, but soon drop them
         partial = _larger(self.partial, unit_amaxes)
         remembered = self._lost_after(unit_amaxes, lost, iteration)
         if not completes_entry:
@@ -67,9 +66,7 @@ class Memory(NamedTuple):
         return Memory(self.policy, windows, _NONE, remembered)
 
     def _lost_after(self, unit_amaxes: _Amaxes, lost: _Amaxes, iteration: int) -> Dict[str, LostAmax]:
-        """Confirm amaxes of lost batches by the `unit_amaxes` of an iteration, or lower the expired ones; add
-        those of its `lost` batches. The windows are still those before the iteration.
-        """
+        """Confirm or lower amaxes of lost batches by those of an iteration, and add those that it `lost`."""
         until = iteration + _REMEMBERED
         remembered: Dict[str, LostAmax] = {}
         for name, one in self.lost.items():
@@ -77,9 +74,10 @@ class Memory(NamedTuple):
             if self._exceeds_margin(name, measured):
                 one = one._replace(largest_since=max(one.largest_since, measured))
             if measured * _CONFIRMING_RATIO >= one.unit_amax:
+                # A batch nearly as large has come again: remember the amax as long once more.
                 one = LostAmax(one.unit_amax, until)
             elif one.until < iteration:
-                # It falls to the largest amax that a batch since then confirms: without one, it is forgotten.
+                # None came: lower it to what the largest batch since then confirms. 0: forget it.
                 one = LostAmax(one.largest_since * _CONFIRMING_RATIO, until)
             if one.unit_amax:
                 remembered[name] = one
@@ -90,7 +88,7 @@ class Memory(NamedTuple):
         return remembered
 
     def _exceeds_margin(self, name: str, unit_amax: float) -> bool:
-        """True if an amax exceeds the margin that the windows leave; False for a first measurement."""
+        """True if an amax is more than a margin above those in the window; False if it is empty."""
         largest = self.windows.get(name, _EMPTY).amax
         return 0.0 < self.policy.margin * largest < unit_amax
 
@@ -123,12 +121,13 @@ class PassMeasurements(NamedTuple):
     u_max: Sequence[float]  # end of the range in which each component's gradients are stored
     amax: Mapping[int, float]  # largest magnitude of each measured component, unscaled
     measured_all: bool = False  # True if every gradient was measured
-    # True if each overflow shows in a gradient, as with emulated storage. A GPU's may be inside a function.
+    # True if each overflow shows in a gradient, as with emulated storage. On a GPU it may be that of a sum
+    # inside a function, although no gradient is large.
     shows_every_overflow: bool = False
     finite: bool = True
     has_gradients: bool = True  # True if any parameter has a nonzero gradient
-    overflowed: Optional[int] = None  # the first component in backward order that was not finite
-    suspected: AbstractSet[int] = frozenset()  # its predecessors that may not have been finite, either
+    overflowed: Optional[int] = None  # the first component in backward order with a nonfinite gradient
+    suspected: AbstractSet[int] = frozenset()  # its predecessors without a gradient known to be finite
 
     @property
     def is_complete(self) -> bool:
@@ -148,12 +147,12 @@ class Observations(NamedTuple):
     now: _Amaxes = _NONE  # unit amaxes measured in this iteration
     # Provisional amaxes after an overflow; the next finite pass over the same batch replaces them.
     provisional: _Amaxes = _NONE
-    began: FrozenSet[str] = frozenset()  # components where these overflows may have begun
+    began: FrozenSet[str] = frozenset()  # those of them in which an overflow may have begun
     # Amaxes of batches lost in this iteration, and provisional ones of overflows inside functions.
     lost_now: _Amaxes = _NONE
     underflowed: FrozenSet[str] = frozenset()  # zero at the first measurement, although predecessors are not
     completes_entry: bool = False  # True if all slices have been measured for an entry of the windows
-    informative: bool = False  # True if a batch shows the usual size of gradients: its loss is not zero
+    informative: bool = False  # True if a batch has a loss other than zero, so that its gradients are usual
     measured_all: bool = False  # True if a pass has measured every gradient, of this rank's batch alone
 
     @property
@@ -172,16 +171,16 @@ class Observations(NamedTuple):
     def limits(
         self, components: Components, loss_weights: Tuple[float, ...], u_max: Sequence[float]
     ) -> ScaleLimits:
-        """Scale limits for a choice; `u_max`: the end of the range of each component's gradients."""
+        """Limit scales by known amaxes; `u_max`: the end of the range of each component's gradients."""
         unit_amaxes = self.unit_amaxes_of(components.names)
         limits: List[Optional[float]] = [None] * len(loss_weights)
         provisional_limits: Dict[int, float] = {}
         for index, (name, weight) in enumerate(zip(components.names, loss_weights)):
             unit_amax, provisional = unit_amaxes[index], self.provisional.get(name, 0.0)
-            if weight and unit_amax:
+            if weight and unit_amax:  # active, measured, and not all zero
                 limits[index] = self._limit(max(unit_amax, provisional), weight, u_max[index])
             if weight and provisional:
-                # Also given separately: it limits unmeasured components, too, and a given S0.
+                # `limits` hold neither for unmeasured components nor for a given S0; these do.
                 provisional_limits[index] = self._limit(provisional, weight, u_max[index])
         return ScaleLimits(
             limits=limits,
@@ -189,7 +188,7 @@ class Observations(NamedTuple):
             loss_weights=loss_weights,
             unit_amaxes=unit_amaxes,
             underflowed={i for i, name in enumerate(components.names) if name in self.underflowed},
-            # After an overflow the sizes of gradients are unknown: each scale goes as low as it has to.
+            # A provisional limit is a guess: equalized neighbours would be lowered to it, too.
             equalize=not self.provisional,
         )
 
@@ -207,11 +206,11 @@ class Observations(NamedTuple):
         informative: bool = True,
         rerun: bool = False,
     ) -> Observations:
-        """Add the measurements of a pass; `rerun`: the batch must run again, whatever was measured."""
+        """Add the measurements of a pass; `rerun`: the batch runs again anyway, as with `delay=0`."""
         components, loss_weights = measured.schedule.components, measured.schedule.loss_weights
         names, amax = components.names, measured.amax
         if measured.is_complete:
-            # A component of which no array was written has a gradient of zero.
+            # An unwritten gradient is zero. As unmeasured, it would make every pass measure all of them.
             amax = {**dict.fromkeys(components.computed, 0.0), **amax}
         unit_amaxes = {names[i]: largest / loss_weights[i] for i, largest in amax.items() if loss_weights[i]}
         after = self
@@ -227,11 +226,10 @@ class Observations(NamedTuple):
         return after._after_first_measurement(self, measured)
 
     def _after_finite_pass(self, unit_amaxes: _Amaxes, shows_every_overflow: bool) -> Observations:
-        """Drop provisional amaxes after a finite pass over the same batch, which measured every gradient; if
-        none of these explains the overflow, remember the provisional amaxes where it may have begun.
-        """
+        """Drop provisional amaxes after a finite pass that measured every gradient; keep some as lost."""
+        # If no gradient was large enough to overflow, a sum inside a function overflowed. At scales for the
+        # gradients alone it would do so again: keep the amaxes of components where it may have begun.
         suspects = {name: self.provisional[name] for name in self.began if name in self.provisional}
-        # An overflow that no measured amax confirms was inside a function: measured scales would repeat it.
         explained = shows_every_overflow or any(
             unit_amaxes.get(name, 0.0) * _CONFIRMING_RATIO >= unit_amax
             for name, unit_amax in suspects.items()
@@ -242,28 +240,27 @@ class Observations(NamedTuple):
         """Decide if components that were unmeasured or zero `before` this pass require a rerun."""
         components, loss_weights = measured.schedule.components, measured.schedule.loss_weights
         names, unit_amaxes_before = components.names, before.unit_amaxes_of(components.names)
-        # A slice in which all is zero says nothing new about a component that was zero before.
-        without_amax = (None, 0.0) if measured.measured_all or measured.has_gradients else (None,)
-        new = {i for i in components.computed if loss_weights[i] and unit_amaxes_before[i] in without_amax}
+        # A zero may have underflowed, and says as little as no measurement; but if a slice shows no gradient
+        # of any parameter, as with a loss of 0, a rerun would not, either.
+        not_known = (None, 0.0) if measured.measured_all or measured.has_gradients else (None,)
+        new = {i for i in components.computed if loss_weights[i] and unit_amaxes_before[i] in not_known}
         if not new:
             return self
         scales, unit_amaxes = measured.schedule.component_scales, self.unit_amaxes_of(names)
         nonzero = {index for index in new if unit_amaxes[index]}
-        rerun = any(
-            self._limit(self.now[names[i]], loss_weights[i], measured.u_max[i])
-            > scales[i] * self.policy.margin
-            for i in nonzero
-        )
+        limits = {i: self._limit(self.now[names[i]], loss_weights[i], measured.u_max[i]) for i in nonzero}
+        # At a scale more than a margin below its limit, small elements may have underflowed.
+        rerun = any(limit > scales[i] * self.policy.margin for i, limit in limits.items())
         underflowed = self.underflowed
         if measured.is_complete:
             zero = new - nonzero
-            # A zero directly after a nonzero gradient has underflowed, and so has a loss gradient of zero.
-            # After a layer it may be right: a weight may be 0.
+            # A zero directly after a nonzero gradient has underflowed, and so has a loss gradient of zero:
+            # loss weights are not 0 here. After a layer a zero may be right: the layer's weight may be 0.
             sources = {components.root, *(i for i, unit_amax in enumerate(unit_amaxes_before) if unit_amax)}
             never_zero = {
                 e.successor for e in components.edges if e.layer is None and e.predecessor in sources
             }
-            # Each is tried with a higher scale in one iteration only: in later ones a window has the zero.
+            # Each is tried at a higher scale in one iteration; in later ones its window has the zero.
             found = {names[i] for i in zero & {components.root, *never_zero}} - self.memory.windows.keys()
             # With their next scales, nonzero components may bring gradients to descendants that are zero now.
             may_change = not components.with_descendants(nonzero).isdisjoint(zero)
@@ -272,8 +269,8 @@ class Observations(NamedTuple):
         return self._replace(underflowed=underflowed, calibrated=self.calibrated and not rerun)
 
     def after_overflow(self, measured: PassMeasurements) -> Tuple[Observations, bool]:
-        """Lower the scales of the components where a pass overflowed, and of their descendants, for the next
-        try; False: none overflowed, or the first one's scale is at the minimum.
+        """Lower the scales where a pass overflowed, and those of descendants, for the next try. The flag is
+        False if no component overflowed, or the scale of the first one is at the minimum already.
         """
         first, schedule, policy = measured.overflowed, measured.schedule, self.policy
         if first is None:
@@ -281,7 +278,7 @@ class Observations(NamedTuple):
         names, scales, weights = schedule.components.names, schedule.component_scales, schedule.loss_weights
         unit_amaxes, provisional = self.unit_amaxes_of(names), {**self.provisional}
         began = {first, *measured.suspected}
-        # Descendants have usually grown, too, and would overflow in turn.
+        # Descendants have usually grown, too: one after the other would overflow in the next tries.
         for index in schedule.components.with_descendants(began):
             unit_amax, scale, u_max = unit_amaxes[index], scales[index], measured.u_max[index]
             # The scale of an unmeasured descendant follows from its predecessor, which is lowered already.
@@ -289,7 +286,7 @@ class Observations(NamedTuple):
             if follows or not weights[index]:
                 continue
             if unit_amax and index != first:
-                # The first one overflowed at this scale; what is known of others may limit them further.
+                # The amaxes of this pass may have lowered the limit. Of the first, its overflow says more.
                 scale = min(self._limit(unit_amax, weights[index], u_max), scale)
             # The unit amax whose limit is the scale of the next try: the inverse of `_limit`.
             lowered = policy.after_overflow(scale * max(weights[index], 1.0))
@@ -308,16 +305,18 @@ class Observations(NamedTuple):
 
     def _limit(self, unit_amax: float, weight: float, u_max: float) -> float:
         """Scale limit of gradients up to `unit_amax * weight`, stored in a format that ends at `u_max`."""
-        # A loss weight above 1 divides the clamped scale, and so `min_scale`, too. One below 1 does not raise
-        # `min_scale`: a factor that is not part of loss weights may cancel it, such as that of a logarithm.
+        # A weight above 1 divides the scale after the policy has clamped it to `min_scale`: gradients that it
+        # enlarges may need less. One below 1 must not: `log(loss * 2**-46)` has gradients near 1, and their
+        # lowest scale would be 2**-24 / 2**-46.
         amax = max(unit_amax * min(weight, 1.0), sys.float_info.min)  # the product may have underflowed to 0
         return within_float32(self.policy.scale(amax, u_max=u_max) / max(weight, 1.0))
 
     @property
     def _learned(self) -> _Amaxes:
-        """Amaxes of this iteration; if it is not informative, only zeros, for components without a window."""
+        """Amaxes to remember of this iteration: all if it is `informative`, else zeros of new components."""
         if self.informative:
             return self.now
+        # Without an entry they would stay unmeasured, and each pass would measure every gradient.
         return {name: 0.0 for name in self.now if name not in self.memory.windows}
 
     def shared(self) -> Dict[str, Sequence[float]]:
@@ -335,7 +334,7 @@ class Observations(NamedTuple):
         return after._replace(
             completes_entry=any(message[_COMPLETES_ENTRY][0] for message in messages),
             now=_largest(_AMAX, messages),
-            informative=True,  # amaxes of other iterations are not shared
+            informative=True,  # each rank has shared only amaxes to remember
         )
 
     @property

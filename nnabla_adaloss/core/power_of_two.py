@@ -37,7 +37,7 @@ def clamp_scale(scale: float) -> float:
 
 def within_float32(scale: float) -> float:
     """Clamp `scale` to the range in which float32 can multiply and divide by it."""
-    largest = 2.0**100  # float32 holds its reciprocal, too
+    largest = 2.0**100  # below 2**126, whose reciprocal is the smallest normal number of float32
     return min(max(scale, 1.0 / largest), largest)
 
 

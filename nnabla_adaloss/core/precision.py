@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Dict, Literal, Mapping, Optional, Sequence, Union
 
 from .formats import FLOAT16, FORMATS, DTypeLike, Format, FormatName, get_format, name_of
-from .layer_selection import matches, matches_all, useless
+from .layer_selection import matches, matches_all, pattern_error
 from .validation import boolean, integer
 
 NARROWEST_SCALAR = 16  # bits of the narrowest format of scalars
@@ -76,13 +76,9 @@ class Precision:
             stored, gradients = stored.saturating(), gradients.saturating()
             # If only operands saturate, the other arrays still show an overflow.
             rest = rest if operands_only else rest.saturating()
-        vars(self).update(
-            forward=stored,
-            backward=gradients,
-            operands_only=operands_only,
-            otherwise=rest,
-            stochastic_seed=stochastic_seed,
-        )
+        # Assignments would raise: the dataclass is frozen.
+        vars(self).update(forward=stored, backward=gradients, otherwise=rest)
+        vars(self).update(operands_only=operands_only, stochastic_seed=stochastic_seed)
 
     @cached_property
     def stored_data(self) -> Format:
@@ -103,9 +99,10 @@ class Precision:
         return self._of_size(self.stored_gradients, size)
 
     def random_key(self, count: int) -> Optional[int]:
-        """Key of stream number `count` of random bits: 64 bits (SplitMix64); None without random rounding."""
+        """64-bit key (SplitMix64) of the `count`-th array rounded at random; None without random rounding."""
         if self.stochastic_seed is None:
             return None
+        # Not mixed, two seeds that differ by `_STATE_STEP` would have the same keys, one array later.
         return _mixed(_mixed(self.stochastic_seed) + count * _STATE_STEP)
 
     def _of_size(self, stored: Format, size: int) -> Format:
@@ -174,13 +171,13 @@ class LayerPrecisions:
     @cached_property
     def only(self) -> Optional[Precision]:
         """Common precision of all layers; None if they differ."""
-        # A pattern that matches every layer is the last one.
+        # `__init__` refuses patterns after one that matches every layer: if that is the first, it is alone.
         first, precision = next(iter(self.storage.items()))
         return precision if matches_all(first) else None
 
     @cached_property
     def narrowest(self) -> Precision:
-        """Given precision with the smallest range of gradients."""
+        """Precision that stores gradients in the smallest range."""
         return min(self.storage.values(), key=lambda p: p.stored_gradients.max)
 
     def of(self, layer: str) -> Precision:
@@ -194,7 +191,7 @@ class LayerPrecisions:
             matched = {layer for layer in layers if matches(pattern, layer)}
             if matched.isdisjoint(undecided) and not matches_all(pattern):
                 why = "only layers that an earlier pattern matches" if matched else "no layer"
-                raise ValueError(useless("storage", pattern, layers, why))
+                raise ValueError(pattern_error("storage", pattern, layers, why))
             undecided -= matched
 
     def __str__(self) -> str:

@@ -76,7 +76,7 @@ class ArrayStatistics(NamedTuple):
     @property
     def std(self) -> float:
         """Population standard deviation of the finite elements; inexact if below 1e-8 of the mean."""
-        # Squares of float64 elements, and of their mean, may overflow.
+        # Float64 elements beyond 1e154: `mean**2` could raise an OverflowError.
         if self.mean_square == math.inf:
             return math.inf
         return math.sqrt(max(self.mean_square - self.mean**2, 0.0))
@@ -107,7 +107,7 @@ def combine(parts: Sequence[ArrayStatistics]) -> Optional[ArrayStatistics]:
 
 def statistics_of(x: NDArray[Any]) -> ArrayStatistics:
     """Statistics of a NumPy array, accumulated in float64: the reference for compiled kernels."""
-    with np.errstate(invalid="ignore"):  # widening some NaNs raises that flag
+    with np.errstate(invalid="ignore"):  # that flag is raised by converting a signalling NaN
         values = np.asarray(x, dtype=np.float64).ravel()
     is_finite = np.isfinite(values)
     finite = values if is_finite.all() else values[is_finite]

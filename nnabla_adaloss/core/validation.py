@@ -75,7 +75,7 @@ def choice(name: str, value: object, words: Any, otherwise: str = "") -> str:
 
 
 def instance(name: str, value: _Any, kind: Type[Any], otherwise: str = "") -> _Any:
-    """Return `value`; TypeError unless it is a `kind`."""
+    """Return `value`; TypeError unless it is a `kind`. `otherwise`: words after the name of the kind."""
     if not isinstance(value, kind):
         article = "an" if kind.__name__[0] in "AEIOU" else "a"
         raise TypeError(f"{name} must be {article} {kind.__name__}{otherwise}, got {type(value).__name__}")
@@ -88,16 +88,16 @@ def instance_or_none(name: str, value: _Any, kind: Type[Any]) -> _Any:
 
 
 def callable_with(*arguments: Any, what: str, instead: str, **keywords: Any) -> Callable[[str, Any], Any]:
-    """Make a check for callables with these arguments; its error says: must be `what`, give `instead`."""
+    """Make a check for callables that accept these arguments; its error: must be `what`, give `instead`."""
 
     def check(name: str, value: Any) -> Any:
         if not callable(value):
             raise TypeError(f"{name} must be {what}, got {type(value).__name__}: give {instead}")
         called = value if isinstance(value, (FunctionType, MethodType)) else value.__call__
-        # Classes and functions in C may accept other arguments than a signature shows.
+        # Classes and functions in C are not checked: their signatures may not be what they accept.
         if isinstance(value, type) or not isinstance(getattr(called, "__func__", called), FunctionType):
             return value
-        # A wrapper's own signature: it may take other arguments than the wrapped function.
+        # A wrapper's own signature, not that of the function that it wraps, says what it accepts.
         signature = inspect.signature(called, follow_wrapped=False)
         try:
             signature.bind(*arguments, **keywords)
@@ -153,14 +153,14 @@ def explains_keywords(instead: Mapping[str, str]) -> Callable[[_Init], _Init]:
     """Make a decorator of `__init__` that raises TypeError with advice, `instead`, for unknown keywords."""
 
     def decorated(init: _Init) -> _Init:
-        parameters = [*inspect.signature(init).parameters.values()][1:]
+        parameters = [*inspect.signature(init).parameters.values()][1:]  # without `self`
         names = [one.name for one in parameters if one.kind is not one.VAR_POSITIONAL]
         by_lower = {name.lower(): name for name in names}
 
         @wraps(init)
         def checked(self: Any, *args: Any, **kwargs: Any) -> None:
-            unknown = [name for name in kwargs if name not in names]
-            for name in unknown:
+            name = next((one for one in kwargs if one not in names), None)  # the first unknown keyword
+            if name is not None:
                 close = get_close_matches(name.lower(), by_lower, n=1)
                 advice = f"did you mean {by_lower[close[0]]}=?" if close else f"it takes {', '.join(names)}"
                 raise TypeError(f"{type(self).__name__} has no argument {name}; {instead.get(name, advice)}")

@@ -36,12 +36,12 @@ MethodLike = Union[MethodName, Method, Type[Method], Callable[..., float]]
 
 
 def resolve_method(method: MethodLike, config: Any = None) -> Method:
-    """Find a method by name, class, value or function; fields of `config` are parameters of the same name."""
+    """Find a method by name, class, value or function. A class takes parameters from `config`, by name."""
     value: Any = _named(method) if isinstance(method, str) else method
     if isinstance(value, Method):
         return value
     if isinstance(value, type) and issubclass(value, Method):
-        names = parameter_names(value)
+        names = parameter_names(value)  # those that `config` lacks keep their defaults
         return value(**{name: getattr(config, name) for name in names if hasattr(config, name)})
     what = "a name, a Method, or callable as f(g, W, *, config, fan_in)"
     # Calling a class would make an object, not a scale.

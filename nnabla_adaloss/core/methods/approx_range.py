@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loss scale from moments of normally distributed gradients, or of lognormal ones without a weight.
+"""Loss scale at which a share p of a gradient underflows, if it is normally or lognormally distributed.
 
 The formulas are those of `get_loss_scale_by_approx_range`; p is `n_uf_threshold`.
 """
@@ -22,7 +22,7 @@ from .method import Method, Needs, Range, overflow_limit
 
 @dataclass(frozen=True)
 class ApproxRange(Method):
-    """Smallest scale that keeps all but a share p of the input gradient above u_min, within overflow."""
+    """Smallest scale that keeps all but a share p of an input gradient above u_min, unless it overflows."""
 
     needs = Needs.STATISTICS
     n_uf_threshold: float = 1e-3
@@ -39,12 +39,13 @@ class ApproxRange(Method):
         self, g: ArrayStatistics, W: Optional[ArrayStatistics], *, range: Range, fan_in: float
     ) -> float:
         """Compute the scale from statistics; without `W`, `fan_in` is not used."""
-        # Deviation of the input gradient: in the published model, a ReLU makes half of the K products 0.
+        # Deviation of the input gradient, as published: without a weight that of g, else that of a sum of K
+        # products, half of which a ReLU makes 0.
         sigma = g.std if W is None else math.sqrt(g.mean_square) * math.sqrt(W.mean_square * fan_in * 0.5)
         if sigma == 0.0:
-            return 1.0
-        # Only overflow may need a scale below 1. If sigma is NaN (squares infinite in g and 0 in W), the
-        # maximum is its first argument, 1.
+            return 1.0  # all products are 0, or without a weight all elements equal
+        # Only overflow may need a scale below 1. Of a NaN, as an infinite mean square of g times 0, `max`
+        # returns its first argument, 1.
         scale = max(1.0, self.sigma_min(range) / sigma)
         return clamp_scale(min(scale, overflow_limit(g, W, fan_in, range.u_max)))
 
@@ -72,13 +73,13 @@ class LognormalRange(ApproxRange):
         lowest = float(logarithms.mean()) + deviation * NormalDist().inv_cdf(self.n_uf_threshold)
         exponent = math.log(range.u_min) - lowest
         limit = range.u_max / float(np.abs(np.asarray(g, np.float64)).max())
-        # exp overflows beyond 709, far above `limit`. Only overflow may need a scale below 1.
+        # `exp` raises beyond 709, where scales are far above `limit`. Only overflow may need a scale below 1.
         return clamp_scale(min(max(math.exp(min(exponent, 709.0)), 1.0), limit))
 
 
 def erfinv(y: float) -> float:
     """Inverse of erf for -1 < y < 1, to a relative error of 1e-14, except for 1 - y < 1e-9."""
-    # Importing SciPy takes 20 MB and 0.2 s. For y next to 1, half the sum may be 1, for which inv_cdf raises.
+    # Importing SciPy takes 20 MB and 0.2 s. If 1 + y rounds to 2, inv_cdf(1.0) would raise.
     below = min(0.5 * (1.0 + y), math.nextafter(1.0, 0.0))
     x = NormalDist().inv_cdf(below) / math.sqrt(2.0)
     # 1 + y has lost digits of a small y; a step of Newton's method restores them.

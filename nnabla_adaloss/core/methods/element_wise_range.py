@@ -25,7 +25,7 @@ _SMALLEST_PRODUCT = 1e-15
 
 @dataclass(frozen=True)
 class AbsRange(Method):
-    """Scale that lifts the smallest possible non-zero sum of products to u_min, within overflow."""
+    """Scale that lifts a sum of K products, each as small as possible, to u_min, unless it overflows."""
 
     needs = Needs.STATISTICS
 
@@ -42,9 +42,7 @@ class AbsRange(Method):
 
 @dataclass(frozen=True)
 class ElementWiseRange(Method):
-    """Scale that lifts every product of the backward pass to u_min, within overflow."""
-
-    # Products are not stored: inputs are sorted per channel, in memory proportional to them.
+    """Scale that lifts every product of the backward pass to u_min, unless a sum of K products overflows."""
 
     needs = Needs.ARRAYS
     max_rescue_ratio: Optional[float] = None
@@ -62,12 +60,14 @@ class ElementWiseRange(Method):
         terms = 1.0 if W is None else fan_in
         # Products of extreme float64 inputs may be 0 or infinite; the clamp makes the scale finite again.
         with np.errstate(all="ignore"):
-            # Rounded multiplication is monotonic: the extreme products are exactly the products of extremes.
+            # The extreme products are the products of extremes, exactly, as rounding keeps the order.
             smallest, largest = min(a[0] * b[0] for a, b in pairs), max(a[-1] * b[-1] for a, b in pairs)
             if self.max_rescue_ratio is not None:
                 products = sum(a.size * b.size for a, b in pairs)
                 rescued = max(int(self.max_rescue_ratio * products), 1)
+                # The smallest of the `rescued` largest products.
                 smallest = _product_at(pairs, products - rescued, smallest, largest)
+            # As a Python float, a product of 0 would raise ZeroDivisionError.
             lower, upper = range.u_min / np.float64(smallest), range.u_max / largest / terms
         return clamp_scale(float(min(max(lower, 1.0), upper)))
 
@@ -94,15 +94,15 @@ def _sorted_nonzero(x: NDArray[Any]) -> Magnitudes:
 def _product_at(
     pairs: List[Tuple[Magnitudes, Magnitudes]], position: int, smallest: float, largest: float
 ) -> float:
-    """Find the product at a position of all in ascending order, within pairs of sorted magnitudes, by
-    bisection over bit patterns, which are ordered as positive floats.
-    """
+    """Find the product at `position` in ascending order by bisection, without an array of all products."""
     ordered = [(a, b) if a.size < b.size else (b, a) for a, b in pairs]
+    # The bits of positive floats, read as integers, have the same order: bisection takes at most 63 steps.
     low, high = (int(np.float64(product).view(np.int64)) for product in (smallest, largest))
     # The product at `position` is the largest number with at most `position` products below it.
     while low < high:
         middle = (low + high + 1) // 2
         threshold = float(np.int64(middle).view(np.float64))
+        # For each element of the shorter array: the elements of the longer one with a smaller product.
         below = sum(int(np.searchsorted(many, threshold / few).sum()) for few, many in ordered)
         low, high = (middle, high) if below <= position else (low, middle - 1)
     return float(np.int64(low).view(np.float64))
