@@ -170,7 +170,7 @@ def choose(
             if scale == limit:
                 reason = Reason.SCALE_LIMIT if limit == limits.limits[successor] else Reason.EQUALIZED
         elif layer is None or predecessor in components.scalar_components:
-            # Unmeasured at the loss: the unit amax is expected to be that of the predecessor.
+            # Unmeasured after a scalar or function at the loss: expect the unit amax of the predecessor.
             unweighted = start.start_scale / (limits.unit_amaxes[predecessor] or 1.0)
             scale = limits.first_scale(successor, unweighted, scale_before, start.span)
         else:

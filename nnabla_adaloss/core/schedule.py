@@ -76,14 +76,15 @@ class ScaleSchedule:
         if [old > 0.0 for old in self.loss_weights] != [new > 0.0 for new in loss_weights]:
             return None  # inactive components have no scale of their own to convert
         moves = [old / new if new else None for old, new in zip(self.loss_weights, loss_weights)]
-        # An alpha is the ratio of two arrays' scales: it stays if all arrays move by one factor. A larger one
-        # might make a weight infinite. Scalars may move otherwise: the loss itself always has the weight 1.
-        scalars = self.components.scalar_components
-        of_arrays = {move for i, move in enumerate(moves) if move is not None and i not in scalars}
-        if len(of_arrays) != 1:
+        # Alpha is the ratio of scales around a layer: it stays if these and all arrays move by one factor.
+        # A larger one might make a weight infinite. Other scalars may move otherwise: the loss never does.
+        around_layers = {i for edge in self.components.edges if edge.layer is not None for i in edge[:2]}
+        others = self.components.scalar_components - around_layers
+        joint_moves = {move for i, move in enumerate(moves) if move is not None and i not in others}
+        if len(joint_moves) != 1:
             return None
-        (common,) = of_arrays
-        # Inactive components move with the others, so that the alphas of their layers stay, too.
+        (common,) = joint_moves
+        # Inactive components move with the others: the alphas of their layers stay, too.
         scales = [s * (common if move is None else move) for s, move in zip(self.component_scales, moves)]
         if within_float32(min(scales)) != min(scales) or max(scales) > within_float32(max_scale):
             return None

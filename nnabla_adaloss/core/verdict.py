@@ -101,7 +101,7 @@ def judge(facts: Facts, rules: Rules) -> PassVerdict:
     if facts.lowered is None:
         return PassVerdict.LOWER
     if not rules.repeat:
-        return again_or_lost
+        return again_or_lost  # lost: forward was examined above
     # If no scale could be lowered, or after several repeats, forward is examined once.
     check_is_due = facts.repeats == rules.check_after
     if facts.fault is None and (check_is_due or not facts.lowered):

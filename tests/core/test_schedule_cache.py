@@ -135,6 +135,20 @@ def test_inactive_components_move_with_the_others_and_stay_inactive(
     assert (None if found is None else found.component_scales) == scales
 
 
+def test_alphas_stay_around_a_layer_whose_output_is_a_scalar() -> None:
+    h = F.tanh(affine(nn.Variable((1, 3)), "trunk"))
+    n = Graph(F.mean(affine(h, "a", 1)) + F.mean(affine(h, "b", 1)), 2.0, 2.0, 4.0, 8.0, 32.0)
+    assert n.components.names[2:] == ["a/affine", "b/affine", "trunk/affine/Tanh"]
+    # The trunk has the larger loss weight of the two heads.
+    assert n.schedule.with_loss_weights((1.0, 1.0, 0.5, 1.0, 1.0), 2.0**20) is None
+    together = n.schedule.with_loss_weights((1.0, 1.0, 0.5, 0.5, 0.5), 2.0**20)
+    assert together is not None
+    assert together.component_scales == [2.0, 2.0, 8.0, 16.0, 64.0]
+    assert [alpha for _, alpha in together.layers.values()] == [
+        alpha for _, alpha in n.schedule.layers.values()
+    ]
+
+
 def test_no_scale_moves_beyond_float32_though_a_policy_allows_it() -> None:
     schedule = chain().chosen([2.0, 8.0, 32.0], None)
     assert schedule.with_loss_weights((1.0, 2.0**-95, 2.0**-95), 2.0**120) is not None
