@@ -495,7 +495,7 @@ class AdaptiveLossScaling:
             if decision.slice is not None:
                 self.components = self.components.after_pass(
                     report.measurements,
-                    completes_entry=decision.slice.last,
+                    completes_entry=decision.slice.last,  # of the windows
                     # Gradients that are zero because the loss is zero say nothing about their usual size.
                     informative=report.measurements.has_gradients or not self.has_nothing_to_learn(),
                     # With delay=0 the batch runs again, with scales that follow from these statistics.
@@ -521,7 +521,7 @@ class AdaptiveLossScaling:
 
 
 def _refuse_a_second_division(loss: Any) -> None:
-    """Raise TypeError if nnabla's `DynamicLossScalingUpdater`, which divides gradients, is running `loss`."""
+    """Raise TypeError if an update of nnabla's `DynamicLossScalingUpdater`, which divides, calls `loss`."""
     for frame, _ in walk_stack(sys._getframe()):
         if frame.f_code is _CODE_THAT_DIVIDES and frame.f_locals["self"].loss is loss:
             updater = type(frame.f_locals["self"]).__name__

@@ -71,6 +71,7 @@ class Chooser:
         if not rerun:
             schedule = in_use.current(iteration, given_scale, loss_weights)
             if schedule is None:
+                # If loss weights changed, as by a factor that decays, the latest schedule is adapted.
                 schedule = in_use.moved_to(loss_weights, iteration, given_scale, policy.max_scale)
                 in_use = in_use if schedule is None else in_use.keep(schedule, iteration)
             if schedule is not None:
@@ -173,7 +174,8 @@ def _bounds(prepared: PreparedGraph) -> Mapping[int, AlphaBounds]:
         weight = statistics.data(position)
         if weight is None:
             if position in statistics.request.data or described.recomputed[position]:
-                # The copy of an unmeasured weight could overflow if it were larger than the weight.
+                # The copy of an unmeasured weight could overflow if it were larger than the weight; not in
+                # float32, for which weights are not requested. Recomputed ones cannot be measured.
                 bounds[position] = AlphaBounds(1.0)
         elif weight.abs_max:
             key, size = prepared.graph.keys[position], math.prod(described.shapes[position])

@@ -97,7 +97,7 @@ class MethodAlphas:
         node, layer_input = prepared.plan.layer_inputs[layer]
         g, w = prepared.statistics.gradient(node.outputs[0]), prepared.statistics.data(layer_input.weight)
         if g is None or w is None or not g.count:
-            return None
+            return None  # unmeasured, or the batch was empty
         factor = scale * loss_weight  # unlike the arrays, statistics are divided by the loss weight, too
         if self._needs is not Needs.HISTORY:
             return g.scaled(factor), w

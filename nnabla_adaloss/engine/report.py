@@ -153,8 +153,8 @@ class FinishedPass(NamedTuple):
         schedule, measured_all, rounded = self.decision.schedule, self.decision.measure_all, storage.gradients
         nonfinite = {p for p, (statistics, _) in self.gradients.items() if statistics.nonfinite}
         leaf_overflowed = math.inf in self.results.largest
-        # An overflow at rounding nearly always reaches a leaf, so that a search of all roundings would only
-        # cost time. A pass that measures all can afford it, and finds those that a later ReLU sets to 0.
+        # An overflow at rounding nearly always reaches a leaf: with finite ones, a search of all roundings
+        # would only cost time. A pass that measures all, which is rare, finds those that a ReLU sets to 0.
         if measured_all or nonfinite or leaf_overflowed:
             scaled = (p for p in schedule.scales if keys[p] in rounded)
             overflowed = {p for p in scaled if rounded[keys[p]].statistics.nonfinite}

@@ -48,8 +48,7 @@ def slices_of(
     weights, activations = sorted(data & parameters), sorted(data - parameters)
     leaves = list(dict.fromkeys(leaf for node in plan.nodes for leaf in node.leaves))
     parts = [_divided(all_of, sizes, count) for all_of in (gradients, weights, activations, leaves)]
-    # Leaves that can overflow in half are in every slice: of two datasets that alternate, one may have the
-    # larger gradients, and never meet their slice.
+    # Leaves that can overflow in half are in every slice: one of two alternating datasets could miss theirs.
     always = frozenset(leaf for node in plan.nodes if rounds or node.half for leaf in node.leaves)
     slices = [Slice(g, w, a, always.union(own), last=False) for g, w, a, own in zip(*parts)]
     # An empty slice becomes None, except the last one, whose `last` ends a measurement of everything.
