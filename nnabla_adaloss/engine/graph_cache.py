@@ -202,7 +202,7 @@ class GraphCache:
             statistics, schedules = read_topology(saved, prepared)
             # The saved cycle is past: all topologies take turns in the one that runs now.
             prepared.schedules = schedules.moved_to_cycle(prepared.schedules.cycle_start)
-            # Weights of the last graph were measured after the state was saved: they replace its weights.
+            # Weights measured on the last graph are newer than the saved ones, which they replace.
             prepared.statistics.load(statistics, prepared.statistics.weights)
 
     def _pop_topology(self, graph: Graph, described: GraphDescription) -> Optional[Topology]:
@@ -267,7 +267,7 @@ class GraphCache:
                     names = {**other.plan.names, **names}
             if names.keys() >= needed:
                 return names
-        # Usual only for the first graph: reading the names that are registered now takes longer.
+        # Rare, except for the first graph: reading the names that are registered now takes longer.
         return graph.completed_names({**names_of(self._parameters), **self._names})
 
 

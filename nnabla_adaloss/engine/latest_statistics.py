@@ -98,7 +98,7 @@ class LatestStatistics:
         self._pending = before._pending._replace(keys=keys)
 
     def begin(self, iteration: int, *, rerun: bool) -> None:
-        """Let choices use the present statistics, in a new iteration or a rerun."""
+        """Let choices use the present statistics, if this begins an iteration or a rerun."""
         if rerun or iteration != self._iteration:
             self._iteration, self._at_start = iteration, self._latest
 
@@ -265,7 +265,7 @@ class LatestStatistics:
     def adopt(self, messages: Sequence[Mapping[str, Sequence[float]]]) -> None:
         """Adopt the `shared` statistics of all ranks, in order, combined as if their arrays were one."""
         self._latest, self._new = {**self._latest}, frozenset()
-        # All ranks have the same weights: the last one wins, on each of them.
+        # Weights are equal on all ranks. Each rank takes the last message that has one: so are statistics.
         for name, row in (item for message in messages for item in message.items()):
             if name.startswith(_WEIGHT):
                 self._latest[name[len(_WEIGHT) :]] = ArrayStatistics._make(row)

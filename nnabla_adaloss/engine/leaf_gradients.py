@@ -77,7 +77,7 @@ class LeafGradients:
         # True: gradients are unscaled right after each function; else all in one call at the end of the pass.
         self._unscale_each = unscale_each
         self._written: List[Contribution] = []
-        # Gradients that functions are writing, and those to be unscaled, by leaf.
+        # By leaf: gradients that functions are writing, and written ones that wait to be unscaled.
         self._running: Dict[int, WrittenGradient] = {}
         self._waiting: Dict[int, WrittenGradient] = {}
 
@@ -132,7 +132,7 @@ class LeafGradients:
             self._unscale([entry for entry in entries if not entry.target.zeroing])
             for one, entry in zip(following, entries):
                 self._running[one.leaf] = entry._replace(contribution=one)
-                # The next function adds; to -0.0, which preserves even signs.
+                # The next function adds to -0.0: added to 0.0, a contribution of -0.0 would become 0.0.
                 entry.target.fill(-0.0)
         else:
             self.give_back(following)

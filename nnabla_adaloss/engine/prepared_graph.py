@@ -143,7 +143,7 @@ class PreparedGraph:
     def u_maxes(self) -> Sequence[float]:
         """Largest magnitude that fits the formats of each component's gradients, by index."""
         scalars, indices = self.components.scalar_components, range(len(self.components.names))
-        # Scalars may be stored in a wider format than arrays, such as float32, and never in 8 bits.
+        # Scalars (size 1) may be stored in a wider format than arrays, such as float32, and never in 8 bits.
         if self._storage_by_layer is None:
             narrowest, u_max = self.storage.narrowest, self.config.range.u_max
             of_scalar = u_max if narrowest is None else max(u_max, narrowest.gradient_format(1).max)
@@ -212,8 +212,8 @@ class PreparedGraph:
         if number is None or in_use.measures_nothing(given_scale):
             return None
         if not self._slices:
-            # Dividing the arrays takes too long for a graph that is used in one iteration only. The first
-            # slices of a small graph are empty, and need no division.
+            # Dividing the arrays takes too long for a graph that serves one batch only. The first slices
+            # of a small graph are empty, and need no division.
             plan, count, rounds = self.plan, in_use.iterations, self.storage.rounds
             if number < empty_slices(plan, count, rounds=rounds):
                 return None

@@ -31,7 +31,7 @@ class ScaledWeights:
     def __init__(self, prepared: PreparedGraph) -> None:
         self._kernels, self._pool, self._storage = prepared.kernels, prepared.pool, prepared.storage
         self._swapped: List[Tuple[nn.Variable, nn.NdArray, nn.NdArray]] = []
-        # Rounded weights of an emulation, by key, that scaled copies replace.
+        # Keys, and rounded weights of an emulation that scaled copies replace in `storage.weights`.
         self._replaced: List[Tuple[int, nn.NdArray]] = []
 
     def swap(self, weights: SwappedWeights) -> None:
