@@ -55,7 +55,7 @@ class Memory(NamedTuple):
         """Add the amaxes of an iteration, and those of its `lost` batches. `completes_entry`: all slices have
         been measured, so that each window gets its next entry.
         """
-        unit_amaxes = _larger(lost, unit_amaxes)  # windows get lost amaxes, too, but soon drop them
+        unit_amaxes = _larger(lost, unit_amaxes)  # windows get lost amaxes, too, but drop them sooner
         partial = _larger(self.partial, unit_amaxes)
         remembered = self._lost_after(unit_amaxes, lost, iteration)
         if not completes_entry:
@@ -281,7 +281,7 @@ class Observations(NamedTuple):
         # Descendants have usually grown, too: one after the other would overflow in the next tries.
         for index in schedule.components.with_descendants(began):
             unit_amax, scale, u_max = unit_amaxes[index], scales[index], measured.u_max[index]
-            # The scale of an unmeasured descendant follows from its predecessor, which is lowered already.
+            # An unmeasured descendant needs no limit: its scale follows from its predecessor's lowered one.
             follows = index not in began and not unit_amax and names[index] not in provisional
             if follows or not weights[index]:
                 continue
