@@ -8,6 +8,7 @@ from typing import List, Sequence, Tuple
 import nnabla as nn
 
 from ..core.components import LayerInput
+from ..core.power_of_two import is_power_of_two
 from ..graph.graph import Graph
 from ..kernels.arrays import are_readable, as_float32
 from ..kernels.interface import ScaledCopies
@@ -47,8 +48,8 @@ class ScaledWeights:
         copies.targets = [scratch(shape, "scaled weight", index) for index, shape in enumerate(shapes)]
         self._kernels.scaled_copy_all(copies)
         for key, scaled, alpha in zip(weights.keys, copies.targets, copies.alphas):
-            # A rounded weight times 2 keeps all bits; times 1/2 it may lose some, and is rounded again.
-            if alpha < 1.0:
+            # A rounded weight times 2 keeps all bits; times 1/2 or 1.5 it may not, and is rounded again.
+            if alpha < 1.0 or not is_power_of_two(alpha):
                 storage.store(key, scaled)
         # Each swap is noted before it is made: a signal may interrupt between any two lines.
         swaps = zip(weights.keys, rounded, weights.variables, own, copies.targets)

@@ -20,10 +20,11 @@ from nnabla_adaloss import (
     FormatEmulation,
     Precision,
 )
+from tests.worlds.methods import Says
 from tests.worlds.networks import layers, mlp
 from tests.worlds.passes import settle
 from tests.worlds.trainings import solver_of
-from tests.worlds.values import HALF, data
+from tests.worlds.values import HALF, constant, data
 
 OWN = Format.ieee("float12", exponent_bits=5, mantissa_bits=6)
 
@@ -114,3 +115,20 @@ def test_scaled_weights_stay_in_range(delay: int) -> None:
         for layer, alpha in scaling.layer_scales.items():
             assert alpha * np.abs(nn.get_parameters()[f"{layer}/W"].d).max() <= 65504.0
         assert scaling.found_inf == []
+
+
+def test_a_copy_times_a_scale_that_is_no_power_of_two_is_rounded_as_in_native_half() -> None:
+    inputs = []
+    for context, storage in ((nn.get_current_context(), "float16"), (HALF, None)):
+        with nn.context_scope(context):
+            x = constant(np.ones((1, 2))).apply(need_grad=True)
+            weight = constant(np.diag([1.0 + 2.0**-10, 1.0]) / 64.0).apply(need_grad=True)
+            loss = F.sum(F.affine(x, weight) * constant(np.full((1, 2), 1.5)))
+            config = AdaLossConfig(Says(1.5), use_bound=False, power_of_two=False, delay=0)
+            scaling = AdaptiveLossScaling(loss if storage is None else FormatEmulation(loss, storage), config)
+            for iteration in range(2):
+                settle(scaling, iteration, leaves=(x, weight))
+            assert scaling.layer_scales == {"Affine": 1.5}
+            inputs.append(x.g.tolist())
+    emulated, native = inputs
+    assert emulated == native
