@@ -42,8 +42,8 @@ class NodeStructure(NamedTuple):
     linear: bool  # True if its input gradients are proportional to the output gradient
     own_references: bool  # True if it keeps references to its parameters' arrays: no others can replace them
     half: bool
-    # True if it separates the component of its inputs from that of its output, although it is no layer: it is
-    # not linear, and must read an unscaled gradient; or its output is a scalar at the loss, cheap to rescale.
+    # True if it separates the component of its inputs from that of its output, although no layer scales
+    # there: it is not linear, and must read an unscaled gradient; or its output is a scalar at the loss.
     separates: bool
 
 

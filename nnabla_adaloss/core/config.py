@@ -13,8 +13,8 @@ from .methods import METHODS, AmaxHistory, Method, MethodLike, Range, parameter_
 from .precision import Precision
 from .validation import boolean, explains_keywords, integer, positive_integer, positive_number, strings
 
-# Settings of all methods except "amax_history".
-_OF_PUBLISHED_METHODS = "n_uf_threshold", "scale_upper_bound", "accum_upper_bound", "use_bound", "u_min"
+# Settings that "amax_history" does not use, although other methods do.
+_OF_PUBLISHED_METHODS = "n_uf_threshold", "scale_upper_bound", "accum_upper_bound", "use_bound"
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class AdaLossConfig:
 
     @property
     def unused(self) -> List[str]:
-        """Names of settings that were changed in vain: the default method, in use, has none of them."""
+        """Names of changed settings without effect: no method was named, and the default one ignores them."""
         if self.loss_scale_method is not None:
             return []
         return [name for name in _OF_PUBLISHED_METHODS if getattr(self, name) != getattr(AdaLossConfig, name)]

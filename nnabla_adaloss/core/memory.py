@@ -65,8 +65,8 @@ class Memory(NamedTuple):
             windows[name] = windows.get(name, _EMPTY).push(unit_amax, self.policy.window)
         return Memory(self.policy, windows, _NONE, remembered)
 
-    def _lost_after(self, unit_amaxes: _Amaxes, lost: _Amaxes, iteration: int) -> Dict[str, LostAmax]:
-        """Confirm or lower amaxes of lost batches by those of an iteration, and add those that it `lost`."""
+    def _lost_after(self, unit_amaxes: _Amaxes, new: _Amaxes, iteration: int) -> Dict[str, LostAmax]:
+        """Amaxes of lost batches after an iteration: earlier ones kept, lowered or dropped; `new` ones."""
         until = iteration + _REMEMBERED
         remembered: Dict[str, LostAmax] = {}
         for name, one in self.lost.items():
@@ -77,11 +77,11 @@ class Memory(NamedTuple):
                 # A batch nearly as large has come again: remember the amax as long once more.
                 one = LostAmax(one.unit_amax, until)
             elif one.until < iteration:
-                # None came: lower it to what the largest batch since then confirms. 0: forget it.
+                # None came: the amax is lowered to the largest that a batch since then confirms.
                 one = LostAmax(one.largest_since * _CONFIRMING_RATIO, until)
-            if one.unit_amax:
+            if one.unit_amax:  # 0: no batch since then confirms any, and it is forgotten
                 remembered[name] = one
-        for name, unit_amax in lost.items():
+        for name, unit_amax in new.items():
             if self._exceeds_margin(name, unit_amax):
                 earlier = remembered[name].unit_amax if name in remembered else 0.0
                 remembered[name] = LostAmax(max(unit_amax, earlier), until)
@@ -270,7 +270,7 @@ class Observations(NamedTuple):
 
     def after_overflow(self, measured: PassMeasurements) -> Tuple[Observations, bool]:
         """Lower the scales where a pass overflowed, and those of descendants, for the next try. The flag is
-        False if no component overflowed, or the scale of the first one is at the minimum already.
+        False if no component overflowed, or the first one is inactive or at the minimum already.
         """
         first, schedule, policy = measured.overflowed, measured.schedule, self.policy
         if first is None:
@@ -286,9 +286,10 @@ class Observations(NamedTuple):
             if follows or not weights[index]:
                 continue
             if unit_amax and index != first:
-                # The amaxes of this pass may have lowered the limit. Of the first, its overflow says more.
+                # Amaxes of this pass may have lowered the limit. The first one overflowed at `scale` itself.
                 scale = min(self._limit(unit_amax, weights[index], u_max), scale)
-            # The unit amax whose limit is the scale of the next try: the inverse of `_limit`.
+            # The unit amax whose limit is the scale of the next try: the inverse of `_limit`, which says why
+            # a loss weight above 1 changes the scale, and one below 1 the amax.
             lowered = policy.after_overflow(scale * max(weights[index], 1.0))
             provisional[names[index]] = policy.amax_of(lowered, u_max=u_max) / min(weights[index], 1.0)
         is_lowered = weights[first] > 0.0 and not policy.at_floor(scales[first] * max(weights[first], 1.0))

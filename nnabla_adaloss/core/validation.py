@@ -21,7 +21,9 @@ _Init = TypeVar("_Init", bound=Callable[..., None])
 
 
 def number(name: str, value: object) -> float:
-    """Convert a real number or NaN to float; TypeError for others and booleans; ValueError if too large."""
+    """Convert a real number to float, infinities and NaN included; TypeError for others and booleans;
+    ValueError for an integer that is too large.
+    """
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name}={value!r} must be a number, not {type(value).__name__}")
     try:

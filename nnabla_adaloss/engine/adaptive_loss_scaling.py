@@ -137,8 +137,10 @@ class AdaptiveLossScaling:
             )
         self.in_half = len(graph.described.in_half) > len(in_float)
         if config is not None and config.unused:
-            ignored = " and ".join(config.unused) + " change nothing with the default method"
-            warn(f'{ignored}; give loss_scale_method="approx_range", too')
+            warn(
+                f"the default method does not use {' and '.join(config.unused)}; "
+                'give loss_scale_method="approx_range", too'
+            )
         stored = self._storage.narrowest or (Precision() if self.in_half else None)
         self.config = (config or AdaLossConfig()).for_network().for_storage(stored)
         self.kernels = select_kernels(self.variable.parent.context)
@@ -451,8 +453,8 @@ class AdaptiveLossScaling:
         if scale is not None:
             self._chooser.start_scale(scale)  # only checks it
         check_seed(self.variable, grad)
-        # `marks`: a changed `need_grad` of an inner variable, which nnabla applies in the next forward.
-        prepared = self._graph.current(wiring=not graph_unchanged, marks=True)
+        # nnabla applies a changed `need_grad` of an inner variable in the next forward.
+        prepared = self._graph.current(wiring=not graph_unchanged, after_forward=True)
         if not prepared.plan.nodes:
             raise ValueError(NEEDS_NO_GRADIENT)
         if self._reader.moved:

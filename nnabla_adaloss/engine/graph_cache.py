@@ -82,13 +82,16 @@ class GraphCache:
     def undoable(self) -> List[Any]:
         return [self] if self._last is None else [self, self._last, self._last.statistics]
 
-    def current(self, *, wiring: bool = False, marks: bool = False) -> PreparedGraph:
-        """The prepared graph, prepared again if it has changed; True for each kind of change to check."""
+    def current(self, *, wiring: bool = False, after_forward: bool = False) -> PreparedGraph:
+        """The prepared graph of this loss. If `wiring` or `after_forward` is true, it is compared with the
+        graph as it is now, and prepared again if that has changed.
+        """
         last = self._last
         if (
             last is None
             or self._is_adopted
-            or (marks and (last.reshaped or last.graph.marked_otherwise))  # by `need_grad` or `recompute`
+            # Other shapes, and other values of `need_grad` or `recompute`, take effect with a forward.
+            or (after_forward and (last.reshaped or last.graph.marked_otherwise))
             or (wiring and last.graph.rewired)
         ):
             self._last = last = self._prepare()

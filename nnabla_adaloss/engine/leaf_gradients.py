@@ -197,7 +197,7 @@ class WrittenLeaves:
 
     def __init__(self, contributions: Sequence[Contribution], components: Components) -> None:
         self.contributions, self.components = contributions, components
-        # By leaves: components and places of the `measured` contributions to them, sorted.
+        # By leaves: component of each `measured` contribution to them, and index of its magnitude.
         self._places: Dict[FrozenSet[int], List[Tuple[int, int]]] = {}
 
     @cached_property
@@ -205,32 +205,33 @@ class WrittenLeaves:
         """Contributions with a magnitude of this batch, each with the index of that magnitude in the pass."""
         result: List[Tuple[Contribution, int]] = []
         latest: Dict[int, int] = {}  # index in `result` of the latest contribution to each leaf
-        for index, one in enumerate(self.contributions):
+        for place, one in enumerate(self.contributions):
             earlier = latest.get(one.leaf)
             # A first contribution `in_sum` was added to the gradient of earlier batches, and is left out.
             if not one.in_sum or (earlier is not None and result[earlier][0].scale != one.scale):
                 latest[one.leaf] = len(result)
-                result.append((one, index))
+                result.append((one, place))
             elif earlier is not None:
                 # The sum replaces its first part: passes without hooks, too, measure only sums. If a scratch
                 # array held that part, the sum may include earlier batches: a larger amax only lowers scales.
-                result[earlier] = result[earlier][0], index
+                result[earlier] = result[earlier][0], place
         return result
 
     def amax_of_components(self, largest: Sequence[float], leaves: FrozenSet[int]) -> Dict[int, float]:
-        """Largest finite magnitude, by component, of contributions to these leaves; `largest`: of all."""
+        """Largest finite magnitude, by component, of contributions to these leaves; `largest`: those
+        of all contributions of the pass.
+        """
         if leaves not in self._places:
-            self._places[leaves] = sorted(
+            self._places[leaves] = [
                 (component_of_contribution(one.node, one.leaf, self.components.of), place)
                 for one, place in self.measured
                 if one.leaf in leaves
-            )
+            ]
         amaxes: Dict[int, float] = {}
-        for index, place in self._places[leaves]:
-            amax = largest[place]
-            # NaN is reported as infinity.
-            if amax < math.inf and (index not in amaxes or amax > amaxes[index]):
-                amaxes[index] = amax
+        for component, place in self._places[leaves]:
+            amax = largest[place]  # infinity if it overflowed, or is NaN
+            if amax < math.inf and (component not in amaxes or amax > amaxes[component]):
+                amaxes[component] = amax
         return amaxes
 
 

@@ -43,7 +43,9 @@ AT_ONCE = AdaLossConfig(delay=0)
 
 
 def test_settings_that_the_default_method_ignores_are_reported() -> None:
-    with pytest.warns(LossScaleWarning, match="^n_uf_threshold and use_bound change nothing"):
+    with pytest.warns(
+        LossScaleWarning, match="^the default method does not use n_uf_threshold and use_bound; give"
+    ):
         AdaptiveLossScaling(mlp(), AdaLossConfig(n_uf_threshold=1e-4, use_bound=False))
 
 

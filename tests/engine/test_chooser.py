@@ -348,3 +348,23 @@ def test_a_decision_sets_nothing(method: str) -> None:
         assert decide(prepared, seen, asked) == decide(prepared, seen, asked)
         assert {name: value for name, value in vars(prepared).items() if name in before} == before
         settle(scaling, iteration)
+
+
+def test_u_min_determines_the_first_scale_after_an_underflow_with_any_method() -> None:
+    """So the default method uses it, and the setting is not reported as unused."""
+
+    def scale_after_underflow(u_min: Optional[float]) -> float:
+        nn.clear_parameters()
+        h = PF.affine(constant(np.ones((4, 3))), 2, name="fc", rng=np.random.RandomState(0))
+        loss = F.mean(F.tanh(F.sigmoid(h) * constant(np.full((4, 2), 1e-7))))
+        config = AdaLossConfig(u_min=u_min)
+        assert config.unused == []
+        scaling = AdaptiveLossScaling(FormatEmulation(loss, "float16"), config, non_homogeneous=("Mul2",))
+        run(scaling, iteration=0)
+        while not scaling.components.underflowed:
+            run(scaling, iteration=0, rerun=True)
+        run(scaling, iteration=0, rerun=True)
+        return max(scaling.result.schedule.component_scales)
+
+    small, default, large = (scale_after_underflow(u_min) for u_min in (1e-12, None, 1e-3))
+    assert small > default > large

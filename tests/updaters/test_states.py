@@ -108,7 +108,7 @@ NUMPYS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:scale_upper_bound change nothing")
+@pytest.mark.filterwarnings("ignore:the default method does not use scale_upper_bound")
 @pytest.mark.parametrize(
     "options",
     [
