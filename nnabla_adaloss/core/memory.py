@@ -161,8 +161,8 @@ class Observations(NamedTuple):
         return self.memory.policy
 
     def unit_amaxes_of(self, names: Sequence[str]) -> List[Optional[float]]:
-        """Largest known unit amax of each component, without provisional ones; None if it is unknown."""
-        largest: _Amaxes = self.unit_amaxes()
+        """Largest known unit amax of each component, for its limit; None if it is unknown."""
+        largest: _Amaxes = self.unit_amaxes()  # those in the windows
         lost_before = {name: one.unit_amax for name, one in self.memory.lost.items()}
         for unit_amaxes in (lost_before, self.memory.partial, self.lost_now, self.now):
             largest = _larger(largest, unit_amaxes)

@@ -76,9 +76,10 @@ class LayerWatch:
         }
 
         def read(name: str) -> Optional[GradientSeen]:
+            """Statistics of an input gradient, a weight or an input; None if they cannot be read."""
             array = named[name]
             if array.clear_called or not is_readable(array):
-                return None  # freed, never written, or integers: the input of an embedding
+                return None  # freed, never written, or integers as in the input of an embedding
             seen = self._kernels.exponent_histogram(array)
             key = keys[layer_input.weight if name == "weight" else layer_input.input]
             if name != "input_gradient":

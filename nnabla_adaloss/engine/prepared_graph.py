@@ -114,12 +114,12 @@ class PreparedGraph:
     @cached_property
     def float_functions(self) -> FrozenSet[int]:
         """Float32 functions, by number, whose scalar output may have a scale other than its component's."""
+        # Nothing needs multiplying in a function whose scalar output has the scale of its input (see
+        # `ScaleSchedule.arriving`). Rounded to 16 bits, the scalar could overflow at that scale.
         plan, keys, rounded = self.plan, self.graph.keys, self.storage.rounded_gradients()
-        # Those at the loss that separate components: if the scalar has the scale of an input, nothing needs
-        # multiplying (`ScaleSchedule.arriving`). Rounded to 16 bits, a scalar could overflow at that scale.
         outputs = {n.number: n.outputs[0] for n in plan.nodes if n.separates and n.linear and not n.half}
-        # All readers of the output, if any, must be such functions, too, which bring their inputs' gradients
-        # to any scale: a stack of losses would write them at the scale of the stack.
+        # Each reader of the output must be such a function, too, as these multiply the gradients that they
+        # write. A stack of losses does not: it would write the gradient at its own scale.
         return frozenset(
             number
             for number, output in outputs.items()
@@ -206,15 +206,19 @@ class PreparedGraph:
         leaves = frozenset(plan.leaves) - self.accumulating
         return Slice([*gradients], sorted(request.data), (), leaves, last=True)
 
-    def slice(self, in_use: ScheduleCache, iteration: int, given_scale: Optional[float]) -> Optional[Slice]:
-        """Slice of the arrays that an iteration measures, with these schedules in use; None: nothing."""
-        number = in_use.slice_number(iteration)
-        if number is None or in_use.measures_nothing(given_scale):
+    def slice(
+        self, schedules: ScheduleCache, iteration: int, given_scale: Optional[float]
+    ) -> Optional[Slice]:
+        """Slice of the arrays that an iteration measures; None if it measures none. `schedules`: those of the
+        coming pass, which are `self.schedules` only after it.
+        """
+        number = schedules.slice_number(iteration)  # None with delay=0, or before the first choice
+        if number is None or schedules.measures_nothing(given_scale):
             return None
         if not self._slices:
-            # Dividing the arrays takes too long for a graph that serves one batch only. The first slices
-            # of a small graph are empty, and need no division.
-            plan, count, rounds = self.plan, in_use.iterations, self.storage.rounds
+            # Dividing the arrays into slices takes too long for a graph that serves one batch only. The first
+            # slices of a small graph are empty, and need no division.
+            plan, count, rounds = self.plan, schedules.iterations, self.storage.rounds
             if number < empty_slices(plan, count, rounds=rounds):
                 return None
             request, accumulating = self.statistics.request, self.accumulating

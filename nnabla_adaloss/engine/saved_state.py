@@ -53,10 +53,10 @@ def state_of(
 
 
 def topology_state(plan: GraphPlan, statistics: Sequence[Any], schedules: ScheduleCache) -> Dict[str, Any]:
-    """Part of a state for one topology; `of_topology` finds it by its first two entries."""
+    """Part of a state for one topology; `of_topology` finds it by network and wiring."""
     return {
-        "network": fingerprint(plan),
-        "wiring": _wiring(plan),
+        "network": fingerprint(plan),  # functions, names, and shapes of leaves
+        "wiring": _wiring(plan),  # which function reads the output of which other
         "statistics": statistics,
         "schedule": schedules.state_dict(),
     }

@@ -39,7 +39,7 @@ class ScaledWeights:
         """Swap weights for scaled copies, until `restore`."""
         storage, copies, scratch, shapes = self._storage, weights.copies, self._pool.get, weights.shapes
         own = readable = [variable.data for variable in weights.variables]
-        if not are_readable(own):
+        if not are_readable(own):  # as those that a user has set in float64
             floats = (scratch(shape, "float32", index) for index, shape in enumerate(shapes))
             readable = list(map(as_float32, own, floats))
         # An emulation has rounded weights, which are copied instead of the Variables' own.
@@ -58,7 +58,7 @@ class ScaledWeights:
                 self._swapped.append((variable, source, scaled))
                 variable.data = scaled
             else:
-                # The emulation's backward will begin, and put the arrays of `storage.weights` into Variables.
+                # The emulation's backward begins later, and puts arrays of `storage.weights` into Variables.
                 self._replaced.append((key, array))
                 storage.weights[key] = scaled
 

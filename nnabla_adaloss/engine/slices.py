@@ -24,7 +24,7 @@ class Slice(NamedTuple):
 
 
 def empty_slices(plan: GraphPlan, count: int, *, rounds: bool) -> int:
-    """Number of slices, of `count`, that are surely empty as the graph is too small: the first ones."""
+    """Number of slices, of `count` the first ones, that are surely empty because the graph is small."""
     # Leaves that functions in half write, or all if an emulation `rounds`, are in every slice: none is empty.
     if rounds or any(node.half for node in plan.nodes):
         return 0
@@ -57,7 +57,7 @@ def slices_of(
 
 
 def _divided(positions: Sequence[int], sizes: Sequence[int], count: int) -> List[List[int]]:
-    """Divide positions into `count` lists of similar size; if arrays are small, the first lists are empty."""
+    """Divide positions into `count` lists of similar size. Small arrays fill the last lists only."""
     used = _used(sum(sizes[position] for position in positions), count)
     lists: List[List[int]] = [[] for _ in range(used)]
     filled = [0] * used  # elements in each list

@@ -72,11 +72,12 @@ def _steps_for(
 
 
 def _unscale_readable(prepared: PreparedGraph, schedule: ScaleSchedule, *, clear_buffer: bool) -> None:
-    """Unscale gradients between functions that stay readable after the pass; those of leaves already are."""
+    """Unscale the gradients of variables between functions, if they stay readable after the pass."""
     plan, variables, scales = prepared.plan, prepared.variables, schedule.scales
     for variable, position in zip(variables, plan.gradients):
         if clear_buffer and not (variable.persistent or position in plan.kept_gradients):
             continue  # nnabla has freed it
         scale, array = scales.get(position, 1.0), variable.grad
+        # A user may have freed the array, and some functions write no gradient, which stays lazily zero.
         if scale != 1.0 and not array.clear_called and stored_dtype(array) is not None:
             prepared.kernels.scale_(array, 1.0 / scale)
