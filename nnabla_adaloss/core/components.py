@@ -210,11 +210,14 @@ def _united(groups: Sequence[Sequence[Any]]) -> Dict[Any, Any]:
 
     def root(key: Any) -> Any:
         while parents[key] != key:
-            parents[key] = key = parents[parents[key]]  # shortens the path for later searches
+            parents[key] = parents[parents[key]]  # shortens the path for later searches
+            key = parents[key]
         return key
 
     for group in groups:
-        roots = [root(parents.setdefault(key, key)) for key in group]
+        for key in group:
+            parents.setdefault(key, key)
+        roots = [root(key) for key in group]
         for one in roots:
             parents[one] = roots[0]
     return {key: root(key) for key in parents}

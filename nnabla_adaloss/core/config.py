@@ -148,10 +148,10 @@ class AdaLossConfig:
 
     @property
     def ignored(self) -> AbstractSet[str]:
-        """Names of all settings that the method does not use, changed or not: they are not recorded."""
+        """Names of all settings that the method does not use, changed or not: recordings leave them out."""
         parameters = {name for method in METHODS.values() for name in parameter_names(method)}
-        unused = _OF_PUBLISHED_METHODS if isinstance(self.method, AmaxHistory) else ()
-        return {*parameters.difference(parameter_names(self.method)), *unused}
+        published = _OF_PUBLISHED_METHODS if isinstance(self.method, AmaxHistory) else ()
+        return {*parameters.difference(parameter_names(self.method)), *published}
 
     def for_network(self) -> AdaLossConfig:
         """Configuration for the gradients of a network: with `loss_scale_method` filled in."""

@@ -92,7 +92,10 @@ class Format:
     def ieee(cls, name: str, exponent_bits: int, mantissa_bits: int, *, u_min: float = 0.0) -> Format:
         """Make a format as in IEEE 754: the highest exponent is reserved for infinity and NaN."""
         mantissa_bits = _mantissa_bits("mantissa_bits", mantissa_bits)
-        bias = 2 ** (_exponent_bits("exponent_bits", exponent_bits) - 1) - 1
+        exponent_bits = _exponent_bits("exponent_bits", exponent_bits)
+        if exponent_bits == 1:
+            raise ValueError("exponent_bits=1 must be 2 or more: the highest exponent is reserved")
+        bias = 2 ** (exponent_bits - 1) - 1
         return cls(
             name=name,
             exponent_bits=exponent_bits,

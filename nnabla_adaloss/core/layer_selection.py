@@ -18,7 +18,7 @@ class LayerSelection(NamedTuple):
         return _any_matches(self.include, names) and not _any_matches(self.exclude, names)
 
     def check(self, layers: Sequence[str]) -> None:
-        """Raise ValueError unless every pattern matches one of the `layers` or everything."""
+        """Raise ValueError unless every pattern, except `*`, matches one of the `layers`."""
         for argument, patterns in zip(self._fields, self):
             for pattern in unmatched(patterns, layers):
                 raise ValueError(pattern_error(argument, pattern, layers))

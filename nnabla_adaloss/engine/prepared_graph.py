@@ -87,8 +87,8 @@ class PreparedGraph:
 
     @cached_property
     def _data(self) -> Tuple[List[nn.Variable], List[Tuple[int, ...]]]:
-        """Leaves that may change their shape, and the shapes that the graph is planned for."""
-        # A leaf without a name is not a parameter: `reset_shape` may change its batch size.
+        """Inputs of the graph that are not parameters, and the shapes that it is planned for."""
+        # A leaf without a name is not a parameter, and `reset_shape` may change its shape.
         names, keys, shapes = self.plan.names, self.graph.keys, self.plan.described.shapes
         data = {p: leaf for p, leaf in self.graph.leaves.items() if keys[p] not in names}
         return [*data.values()], [shapes[p] for p in data]
@@ -123,7 +123,7 @@ class PreparedGraph:
         return frozenset(
             number
             for number, output in outputs.items()
-            if keys[output] not in rounded and outputs.keys() >= plan.readers.get(output, set())
+            if keys[output] not in rounded and plan.readers.get(output, set()) <= outputs.keys()
         )
 
     @cached_property

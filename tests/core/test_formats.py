@@ -96,6 +96,8 @@ def test_the_narrowest_and_the_widest_format() -> None:
     assert Format.ieee("same", np.int64(5), np.int64(10)).max == FLOAT16.max
     with pytest.raises(ValueError, match=r"^exponent_bits=20 must lie in \[1, 8\]"):
         Format.ieee("float24", 20, 3)
+    with pytest.raises(ValueError, match="^exponent_bits=1 must be 2 or more"):
+        Format.ieee("x", 1, 3)
     with pytest.raises(TypeError, match="^exponent_bits='5' must be an integer"):
         Format.ieee("float12", "5", 6)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"^mantissa_bits=24 must lie in \[1, 23\]"):
