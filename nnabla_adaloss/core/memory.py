@@ -246,8 +246,8 @@ class Observations(NamedTuple):
         new = {i for i in components.computed if loss_weights[i] and unit_amaxes_before[i] in not_known}
         if not new:
             return self
-        scales, unit_amaxes = measured.schedule.component_scales, self.unit_amaxes_of(names)
-        nonzero = {index for index in new if unit_amaxes[index]}
+        scales = measured.schedule.component_scales
+        nonzero = {index for index in new if self.now.get(names[index])}
         limits = {i: self._limit(self.now[names[i]], loss_weights[i], measured.u_max[i]) for i in nonzero}
         # At a scale more than a margin below its limit, small elements may have underflowed.
         rerun = any(limit > scales[i] * self.policy.margin for i, limit in limits.items())

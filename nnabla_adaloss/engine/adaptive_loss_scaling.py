@@ -316,11 +316,12 @@ class AdaptiveLossScaling:
         Raises:
             KeyError: the last backward did not reach `variable`, or has not run.
         """
-        scales = {} if self._result is None else self._result.schedule.scales
-        position = self.graph.positions.get(hash(variable), -1)
-        if position not in scales:
-            raise KeyError(f"no gradient of {variable} was computed by the last backward")
-        return scales[position]
+        if self._result is not None:
+            # Positions are those of the graph of that backward: it may have been rewired since.
+            position = self._result.graph.positions.get(hash(variable), -1)
+            if position in self._result.schedule.scales:
+                return self._result.schedule.scales[position]
+        raise KeyError(f"no gradient of {variable} was computed by the last backward")
 
     def after_overflow(self) -> bool:
         """Lower the scale that made gradients overflow (see `overflowed`); False if none can be lowered."""
@@ -375,6 +376,7 @@ class AdaptiveLossScaling:
         """Drop all measurements of gradients and weights: call it after loading other weights."""
         self._chooser.method_alphas.load({})
         self.components = Observations(Memory(self.components.policy))
+        self.trained_on_infinite_loss = False
         self._graph.forget()
 
     def restart(self, start_scale: float) -> None:
@@ -386,7 +388,8 @@ class AdaptiveLossScaling:
         """State that determines the next scales, as plain numbers, strings, lists and dicts."""
         prepared, method_alphas = self._graph.current(), self._chooser.method_alphas
         iteration, draws = self.iteration, self._storage.drawn.count
-        return state_of(prepared, self._graph.other_states, self.components, method_alphas, iteration, draws)
+        state = state_of(prepared, self._graph.other_states, self.components, method_alphas, iteration, draws)
+        return {**state, "infinite_loss": self.trained_on_infinite_loss}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a result of `state_dict`; ValueError, without any change, if that fails."""
@@ -394,6 +397,7 @@ class AdaptiveLossScaling:
         loaded = load_state(state, prepared, self.components.memory, method_alphas)
         prepared.schedules, memory, self.iteration, self._storage.drawn.count, others = loaded
         self.components = Observations(memory)
+        self.trained_on_infinite_loss = state.get("infinite_loss") is True  # older states lack it
         self._graph.load_other_states(others)
 
     def forward(

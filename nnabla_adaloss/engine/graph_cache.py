@@ -163,14 +163,15 @@ class GraphCache:
                 return last.for_graph(graph, plan, self._storage)
         known = self._pop_topology(graph, described)
         topology = known or Topology(self._new_plan(graph, described, names), self._no_schedules, ())
+        saved = None if known else self._pop_waiting(topology.plan)
         if last is not None:
             # All topologies take turns in one cycle of measuring.
             schedules = topology.schedules.moved_to_cycle(last.schedules.cycle_start)
             topology = topology._replace(schedules=schedules)
             self._remember(last)
         prepared = self._prepare_with(topology, graph)
-        if known is None:
-            self._load_waiting(prepared)
+        if saved is not None:
+            self._load_saved(prepared, saved)
         return prepared
 
     def _new_plan(self, graph: Graph, described: GraphDescription, names: ParameterNames) -> GraphPlan:
@@ -195,12 +196,14 @@ class GraphCache:
         excess = len(self._waiting) + len(self._others) - most
         self._waiting = self._waiting[max(excess, 0) :]
 
-    def _load_waiting(self, prepared: PreparedGraph) -> None:
-        """Load the saved state, if any, of a topology with its first graph; drop it if it is damaged."""
-        saved = of_topology(prepared.plan, self._waiting) if self._waiting else None
-        if saved is None:
-            return
+    def _pop_waiting(self, plan: GraphPlan) -> Optional[Saved]:
+        """Remove the saved state of a topology that gets its first graph, and return it; None without one."""
+        saved = of_topology(plan, self._waiting) if self._waiting else None
         self._waiting = tuple([one for one in self._waiting if one is not saved])
+        return saved
+
+    def _load_saved(self, prepared: PreparedGraph, saved: Saved) -> None:
+        """Load the saved state of a topology, unless it is damaged."""
         with suppress(KeyError, TypeError, AttributeError, IndexError, ValueError):
             statistics, schedules = read_topology(saved, prepared)
             # The saved cycle is past: all topologies take turns in the one that runs now.

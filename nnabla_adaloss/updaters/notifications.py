@@ -119,15 +119,17 @@ class Notifier:
 
     def _gradients_are_zero(self, engines: Sequence[AdaptiveLossScaling], solvers: Sequence[Any]) -> bool:
         """True if the gradients of all parameters of the solvers are zero."""
-        nonzero = [engine.result.nonzero for engine in engines]
         # First with the parameters of the last query: reading a solver's takes as long as all the rest.
-        if not all(map(self._trained.isdisjoint, nonzero)):
+        if not self._passes_left_zeros(engines):
             return False
         parameters = parameters_of(solvers)
         self._trained = {hash(v) for v in parameters}
         # Other batches, ranks and hooks may have added to gradients that these passes left at zero.
-        kernels = engines[0].kernels
-        return all(map(self._trained.isdisjoint, nonzero)) and kernels.gradients_are_zero(parameters)
+        return self._passes_left_zeros(engines) and engines[0].kernels.gradients_are_zero(parameters)
+
+    def _passes_left_zeros(self, engines: Sequence[AdaptiveLossScaling]) -> bool:
+        """True if the last passes have given no trained parameter a nonzero gradient."""
+        return all(self._trained.isdisjoint(engine.result.nonzero) for engine in engines)
 
     def _note_untrained(self, iteration: int, engines: Sequence[AdaptiveLossScaling]) -> None:
         """Note parameters with a gradient; after a while, warn of those that never had one."""

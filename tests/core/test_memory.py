@@ -703,3 +703,18 @@ def test_passes_over_one_iteration_are_numbered_and_one_may_ask_for_the_next() -
         calibrated.append(scales.calibrated)
     assert attempts == [0, 1, 2, 0]
     assert calibrated == [False, True, True, True]
+
+
+def test_zeros_after_an_overflow_inside_a_function_are_no_first_measurement() -> None:
+    """The provisional amax of the overflow is remembered, but it is not a gradient of this pass."""
+    observations = Observations(Memory(HistoryPolicy())).before_pass(0)
+    overflowed = shown(SCALES, amax={0: 1.0, 1: 1.0}, finite=False, overflowed=2)
+    observations = observations.after_pass(overflowed, completes_entry=False)
+    observations, lowered = observations.after_overflow(overflowed)
+    assert lowered
+    observations = observations.before_pass(0)
+    amaxes = {0: 1.0, 1: 1.0, 2: 0.0, 3: 0.0}
+    zeros = shown(SCALES, amax=amaxes, measured_all=True)
+    observations = observations.after_pass(zeros, completes_entry=True)
+    assert observations.lost_now
+    assert observations.calibrated

@@ -391,3 +391,36 @@ def test_a_graph_that_its_emulation_has_read_is_read_again_where_it_has_changed(
     scaling = AdaptiveLossScaling(emulation)
     assert scaling.graph is not emulation.graph
     assert len(scaling.plan.leaves) == 3
+
+
+def test_a_state_tells_whether_the_last_update_had_an_infinite_loss() -> None:
+    """It decides whether the data of the next batch with one are bad."""
+    scaling = AdaptiveLossScaling(mlp() + np.inf)
+    run(scaling)
+    scaling.after_update()
+    assert scaling.trained_on_infinite_loss
+    state = scaling.state_dict()
+    scaling.load_state_dict(state)
+    assert scaling.trained_on_infinite_loss
+    del state["infinite_loss"]  # as in older states
+    scaling.load_state_dict(state)
+    assert not scaling.trained_on_infinite_loss
+    scaling.trained_on_infinite_loss = True
+    scaling.forget()
+    assert not scaling.trained_on_infinite_loss
+
+
+def test_scales_are_those_of_the_last_backward_although_the_graph_was_rewired() -> None:
+    x = data(4, 3)
+    a = F.tanh(PF.affine(x, 5, name="a"))
+    h = PF.affine(a, 2, name="b")
+    scaling = AdaptiveLossScaling(F.mean(h**2) * 1e-9)
+    settle(scaling)
+    scales = [scaling.scale_of(v) for v in (a, h)]
+    z = PF.affine(F.tanh(PF.affine(x, 5, name="q")), 5, name="d")
+    a.rewire_on(z)
+    scaling.guard.begin_batch(first=True, repeat=True)
+    scaling.forward(clear_no_need_grad=True)
+    assert scaling.scale_of(h) == scales[1]
+    with pytest.raises(KeyError, match="no gradient"):
+        scaling.scale_of(z)

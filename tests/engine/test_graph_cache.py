@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScalingUpdater
+from nnabla_adaloss.engine import graph_cache
 from tests.worlds.passes import look, run, settle
 from tests.worlds.trainings import solver_of
 from tests.worlds.values import FLOAT, HALF, Values, assert_equal, data, snapshot
@@ -230,3 +231,19 @@ def test_a_graph_that_is_refused_leaves_the_state_of_the_network_as_it_was() -> 
     run(scaling)
     (topology,) = scaling.state_dict()["topologies"]
     assert topology["network"] == before.state_dict()["network"]
+
+
+def test_the_oldest_saved_topology_is_loaded_where_no_more_are_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(graph_cache, "_REMEMBERED", 2)
+    updater = updater_of([[3, 4], range(BLOCKS), range(BLOCKS), [3, 4]], "float16")
+    for _ in range(5):
+        updater.update()
+    resumed = AdaptiveLossScalingUpdater(solver_of(S.Sgd(0.05)), loss_of([3, 4], None), storage="float16")
+    resumed.load_state_dict(updater.state_dict())
+    (saved,) = resumed.scaling.state_dict()["topologies"]
+    resumed.loss = loss_of(range(BLOCKS), None)
+    loaded = resumed.scaling.state_dict()
+    assert loaded["network"] == saved["network"]
+    assert loaded["schedule"]["chosen"] == saved["schedule"]["chosen"] != []
