@@ -289,6 +289,7 @@ OPTIONAL = [
     "wiring",
     "weights",
     "pending",
+    "infinite_loss",
 ]  # versions before this one did not save them
 PARTS = ["schema", "network", "statistics", "components", "schedule", "layers", "draws", "iteration"]
 
