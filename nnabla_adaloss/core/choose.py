@@ -83,7 +83,8 @@ class ScaleLimits(NamedTuple):
 
     def first_scale(self, index: int, unweighted: float, predecessor_scale: float, span: float) -> float:
         """Scale of a component without a limit; `unweighted`: for a loss weight of 1; `span`: see `Start`."""
-        scale = unweighted / self.loss_weights[index]
+        # The root is chosen although its loss weight may be 0, as with a loss gradient of zeros.
+        scale = unweighted / (self.loss_weights[index] or 1.0)
         if index in self.underflowed:
             # The function that computed it ran at the lower scale of the two components: all results were
             # below u_min. A scale `span` times as high brings even u_min only to u_max / margin.

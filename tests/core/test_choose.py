@@ -950,3 +950,8 @@ def test_merged_components_of_any_graph(case: Together, exponent: int, room: flo
     check_a_larger_spread_allows_no_less_and_changes_no_scale(case, exponent)
     check_the_largest_contribution_to_a_leaf_keeps_its_gradient(case, exponent)
     check_merging_components_of_equal_scale_limits_makes_no_difference(case, room)
+
+
+def test_an_unmeasured_root_with_a_loss_weight_of_0_has_the_start_scale() -> None:
+    limits = ScaleLimits(limits=[None], provisional={}, loss_weights=(0.0,), unit_amaxes=[None])
+    assert limits.of_root(8.0, 2.0**30) == 8.0
