@@ -353,7 +353,7 @@ class Observations(NamedTuple):
         )
 
     def after_iteration(self, *, good: bool = False) -> Observations:
-        """End the iteration, and keep what is `remembered`."""
+        """End the iteration with the memory that is `remembered`."""
         return self._replace(memory=self.remembered(good=good)).without_iteration()
 
     def without_iteration(self) -> Observations:

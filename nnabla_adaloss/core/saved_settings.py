@@ -35,7 +35,7 @@ def fields_of(value: Any) -> Dict[str, SettingValue]:
 
 
 def plain(value: Any) -> Any:
-    """Convert a setting to what a JSON file would return for it: a number, a string, a list or a dict."""
+    """Convert a setting to the number, string, list or dict that a JSON file would return for it."""
     if dataclasses.is_dataclass(type(value)):
         parameters = {name: plain(parameter) for name, parameter in dataclasses.asdict(value).items()}
         return {"type": _name(type(value)), **parameters}

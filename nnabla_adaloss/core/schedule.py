@@ -27,7 +27,7 @@ class Step(NamedTuple):
     """Work around the backward of one function."""
 
     before: Tuple[Rescale, ...]  # before it runs
-    scale: float  # of the output gradient that it reads, and of what it writes; of scaled inputs times alpha
+    scale: float  # of the gradients that it reads and writes; of scaled inputs times alpha
     alphas: Tuple[float, ...]  # of scaled inputs, in the order of `NodeStructure.layer_inputs`
     after: Tuple[Rescale, ...]  # after it has run
 

@@ -181,7 +181,7 @@ class Ends(Batches):
         weights, reached = set(self._network.names), self._without(ended)
         for f in self._network.graph.functions:
             keys = set(map(hash, f.inputs))
-            # What is computed of weights alone is a weight, such as a normalized one.
+            # A variable that is computed of weights alone is a weight, too, such as a normalized one.
             if keys and keys <= weights:
                 weights.update(map(hash, f.outputs))
                 continue

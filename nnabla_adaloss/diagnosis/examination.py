@@ -239,7 +239,7 @@ class _Examination:
                 yield Cause("unfed", network.name(f), what, remedies.FILL_TARGET, fatal=False)
 
     def _notes(self, tried: bool, layers: Sequence[LayerNumbers], causes: Sequence[Cause]) -> Iterator[Note]:
-        """Note what is no fault, unless a cause explains it; `tried` is true if all ways have been tried."""
+        """Note findings that are not faults, unless a cause explains them; `tried`: all ways were tried."""
         if tried:
             yield from self._notes_of_passes(layers, causes)
         if not any(cause.kind == "on_gradients" for cause in causes):
@@ -253,7 +253,7 @@ class _Examination:
             yield Note(what, self._random, ": gradients that depend on them are not judged.")
 
     def _notes_of_passes(self, layers: Sequence[LayerNumbers], causes: Sequence[Cause]) -> Iterator[Note]:
-        """Note what passes with all ways of scaling have shown, unless a cause explains it."""
+        """Note findings of the passes with all ways of scaling, unless a cause explains them."""
         kinds = {cause.kind for cause in causes}
         if self._refused_formats:
             what = "nnabla raises an error with numbers that are rounded to "

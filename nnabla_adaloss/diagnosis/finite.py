@@ -161,7 +161,7 @@ class Finiteness(Operands):
                 what += f", as {network.called(mask)} reaches {self.beyond(mask)}"
             return Cause("closed_row", name, what, remedies.OPEN_ROWS)
         for w in f.inputs if self.is_stored else ():
-            # Numbers kept in fp32 are rounded for their readers: the fault is with what computes them.
+            # Numbers kept in fp32 are rounded for their readers: the function that computes them is at fault.
             if w.parent is not None and self.amax(w) > network.format(w).max:
                 return self._computed(w.parent, w)
         before = self.before(f)

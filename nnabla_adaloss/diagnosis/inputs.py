@@ -141,7 +141,7 @@ def _of(f: Any, network: Network) -> Iterator[str]:
 
 
 def lost_constants(network: Network) -> Iterator[Note]:
-    """Note constants, stored as 0, that should keep what a logarithm, root or division reads from 0."""
+    """Note constants, stored as 0, that should keep the input of a logarithm, root or division from 0."""
     for f in network.graph.functions:
         kind, power = f.info.type_name, f.info.args.get("val", 0.0)
         if kind not in NOT_ZERO or (kind == "PowScalar" and power >= 1.0):

@@ -314,7 +314,7 @@ class FormatTrial:
     def compare(self, index: int, in_fp32: Gradients) -> None:
         """Compare every way of scaling on one batch."""
         passes, emulation = self._passes, self._emulation
-        # These, too, come from stored activations: a way differs from them by what storing gradients loses.
+        # They, too, come from stored activations: a way differs from them by losses in stored gradients.
         unstored = passes.with_one_scale(emulation, index, round_gradients=False)
         self.floor.add(unstored, in_fp32)
         for way, tally in self._tallies.items():
@@ -354,7 +354,7 @@ class FormatTrial:
 
         if effect.overflow:
             return network.listed(first(0.0))
-        # Functions that lose most of what the layer does, or else something.
+        # Functions that lose most of it; if there are none, those that lose a part.
         return network.listed(first(max(_BEGINS * effect.underflow, 0.01)) or first(0.01))
 
     def losing(self, network: Network, layer: Layer, way: Way, left_out: Set[int]) -> str:

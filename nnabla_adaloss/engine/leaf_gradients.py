@@ -160,7 +160,7 @@ class LeafGradients:
         return self._written
 
     def restore(self) -> None:
-        """Restore the masters when a pass is given up, and unscale what functions that ran have written."""
+        """Restore the masters when a pass is given up, and unscale gradients that functions have written."""
         for entry in self._running.values():
             entry.put_back()
             if entry.total is not entry.master:

@@ -159,7 +159,7 @@ class PreparedGraph:
         return [u_maxes[index] for index in indices]
 
     def before_forward(self, context: nn.Context) -> None:
-        """Copy what `loss_weights` reads to host and device: reading after forward would wait for a GPU."""
+        """Copy loss weights to host and device: reading them after forward would wait for a GPU."""
         if self.schedules.by_layer:
             self._loss_weights.before_forward(self.graph.variables, context)
 

@@ -120,7 +120,7 @@ class FinishedPass(NamedTuple):
         )
 
     def _component_amaxes(self) -> Dict[int, float]:
-        """Largest unscaled magnitude of each component in the slice, and in what an emulation rounded."""
+        """Largest unscaled magnitude of each component in the slice and in all rounded arrays."""
         plan, keys, storage = self.prepared.plan, self.prepared.graph.keys, self.prepared.storage
         measured, rounded = self.decision.slice, storage.gradients
         components, scales = self.decision.schedule.components, self.decision.schedule.scales

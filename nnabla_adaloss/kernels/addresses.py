@@ -33,9 +33,8 @@ def addresses_of(
     arrays: Arrays, halves: Halves, context: nn.Context, *, write_only: bool = False
 ) -> Addresses:
     """Addresses of arrays in the memory of `context`; all are float32, or become so, except `halves`."""
-    dtypes: List[np.dtype[Any]] = [FLOAT32] * len(arrays)
-    if halves is not None:
-        dtypes = [FLOAT16 if half else FLOAT32 for half in halves.tolist()]
+    flags = [False] * len(arrays) if halves is None else halves.tolist()
+    dtypes: List[np.dtype[Any]] = [FLOAT16 if half else FLOAT32 for half in flags]
     if context is HOST and len(arrays) >= _FEWEST:
         direct = direct_addresses()
         if direct is not None and _have_that_memory(arrays, dtypes):

@@ -63,7 +63,7 @@ class HookedPass:
         return WrittenLeaves(self._leaves.finish(), self._decision.schedule.components)
 
     def restore(self) -> None:
-        """Restore all swapped arrays of a pass that is given up, and unscale what it has written."""
+        """Restore all swapped arrays of a pass that is given up, and unscale its gradients."""
         self._weights.restore()
         self._leaves.restore()
 
