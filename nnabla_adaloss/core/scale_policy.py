@@ -60,12 +60,13 @@ class ScalePolicy:
         return ScaleState(global_scale("scale", scale), 0, self.hysteresis)
 
     def checked(self, state: ScaleState) -> ScaleState:
-        """Return a state with its scale as float; ValueError or TypeError if a number is out of range."""
+        """Convert the numbers of a state to float and int; ValueError or TypeError if one is out of range."""
         # A scale out of [min_scale, max_scale] is valid: training may have begun with it.
-        nonnegative_integer("counter", state.counter)
-        if not 1 <= integer("hysteresis_left", state.hysteresis_left) <= self.hysteresis:
+        counter = nonnegative_integer("counter", state.counter)
+        hysteresis_left = integer("hysteresis_left", state.hysteresis_left)
+        if not 1 <= hysteresis_left <= self.hysteresis:
             raise ValueError(f"hysteresis_left={state.hysteresis_left!r} must lie in [1, {self.hysteresis}]")
-        return state._replace(scale=global_scale("scale", state.scale))
+        return ScaleState(global_scale("scale", state.scale), counter, hysteresis_left)
 
     def after_overflow(self, state: ScaleState) -> ScaleState:
         """State after gradients with an infinity or a NaN."""

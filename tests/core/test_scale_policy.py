@@ -135,3 +135,9 @@ def test_a_scale_that_float32_cannot_take_away_again_is_refused() -> None:
 def test_invalid_states_are_refused(state: Tuple[Any, Any, Any], error: type, message: str) -> None:
     with pytest.raises(error, match=f"^{message}"):
         ScalePolicy(hysteresis=2).checked(ScaleState(*state))
+
+
+def test_a_loaded_state_has_plain_numbers() -> None:
+    state = ScalePolicy(hysteresis=2).checked(ScaleState(np.float32(8.0), np.int64(3), np.int64(2)))
+    assert state == (8.0, 3, 2)
+    assert [type(value) for value in state] == [float, int, int]
