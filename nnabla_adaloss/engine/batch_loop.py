@@ -36,7 +36,7 @@ class Outcome(NamedTuple):
     def where(self) -> str:
         """First layer with a nonfinite gradient, and the first component with one, in words."""
         if not self.layers:
-            return "on another rank"
+            return "none, only the loss was NaN" if self.facts.overflowed else "on another rank"
         return f"{self.layers[0]} (component {self.component})" if self.component else self.layers[0]
 
 

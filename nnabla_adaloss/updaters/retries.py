@@ -28,7 +28,8 @@ class UpdateResult(NamedTuple):
             did no harm: behind a mask, or in parameters that the solver does not update.
         cause: in words, the function of forward that was not finite; empty when all were.
         component: the part of the network where the gradients of `overflow_layers` were first not finite,
-            named after the function whose output gradient is its first; empty if it was on another rank.
+            named after the function whose output gradient is its first; empty if it was on another rank, or
+            only the loss was NaN.
 
     Example:
         >>> from nnabla_adaloss import UpdateResult

@@ -11,8 +11,8 @@ import nnabla.parametric_functions as PF
 import numpy as np
 
 from nnabla_adaloss import AdaptiveLossScaling, FormatEmulation
-from nnabla_adaloss.core.verdict import PassVerdict, Rules
-from nnabla_adaloss.engine import BatchLoop
+from nnabla_adaloss.core.verdict import Facts, PassVerdict, Rules
+from nnabla_adaloss.engine import BatchLoop, Outcome
 from tests.worlds.networks import mlp
 from tests.worlds.tampering import Gate
 from tests.worlds.values import assert_close, constant, data, gradients, zero_grads
@@ -93,3 +93,25 @@ def test_a_batch_that_no_scale_helps_leaves_scales_as_they_were() -> None:
         assert loop.run(Rules(repeat=True, max_repeats=9)).verdict is verdict
         assert scaling.components.provisional == {}
         scaling.after_update()
+
+
+def test_a_lost_batch_without_a_bad_layer_was_on_another_rank_or_had_only_a_nan_loss() -> None:
+    noise = constant(0.0)
+    scaling = AdaptiveLossScaling(mlp() + F.reshape(noise, ()))
+    noises = [0.0, 0.0, np.nan, 0.0]  # the last: the lost batch is measured, and forward draws another one
+
+    def run_pass(again: bool) -> None:
+        noise.d = noises.pop(0)
+        zero_grads()
+        scaling.forward()
+        scaling.backward(rerun=again)
+
+    loop = BatchLoop(scaling, run_pass, nn.get_parameters().values, 2.0**-24)
+    for _ in range(3):
+        scaling.guard.begin()
+        scaling.guard.begin_batch(first=True, repeat=False)
+        outcome = loop.run(Rules(repeat=False, max_repeats=0))
+        scaling.after_update()
+    assert outcome.verdict is PassVerdict.OVERFLOW and not noises
+    assert outcome.where == "none, only the loss was NaN"
+    assert Outcome(PassVerdict.OVERFLOW, Facts(overflowed=False)).where == "on another rank"
