@@ -234,7 +234,7 @@ class AdaptiveLossScaling:
             RuntimeError: backward has not run.
         """
         if self._result is None:
-            raise RuntimeError("result before backward(): there is no report yet")
+            raise RuntimeError("backward() has not run yet: there is no report of it")
         return self._result
 
     @property

@@ -200,6 +200,20 @@ def test_forgotten_amaxes_are_measured_again(delay: int) -> None:
     assert learned() == before
 
 
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda scaling: scaling.result,
+        lambda scaling: scaling.is_good,
+        AdaptiveLossScaling.shared_statistics,
+        AdaptiveLossScaling.has_nothing_to_learn,
+    ],
+)
+def test_before_backward_there_is_nothing_to_report(read: Callable[[AdaptiveLossScaling], Any]) -> None:
+    with pytest.raises(RuntimeError, match=r"^backward\(\) has not run yet: there is no report of it$"):
+        read(AdaptiveLossScaling(mlp()))
+
+
 def test_the_format_of_a_configuration_is_that_of_the_storage_if_there_is_one() -> None:
     config = AdaLossConfig(dtype="float32")
     # In fp32 nothing is stored in a format of its own, and any may be computed for.

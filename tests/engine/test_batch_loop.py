@@ -112,6 +112,7 @@ def test_a_lost_batch_without_a_bad_layer_was_on_another_rank_or_had_only_a_nan_
         scaling.guard.begin_batch(first=True, repeat=False)
         outcome = loop.run(Rules(repeat=False, max_repeats=0))
         scaling.after_update()
-    assert outcome.verdict is PassVerdict.OVERFLOW and not noises
+    assert outcome.verdict is PassVerdict.OVERFLOW
+    assert not noises
     assert outcome.where == "none, only the loss was NaN"
     assert Outcome(PassVerdict.OVERFLOW, Facts(overflowed=False)).where == "on another rank"
