@@ -177,7 +177,14 @@ class FormatEmulation:
             ValueError: `scale` is not finite or less than 2**-126, or a loss of several elements has no
                 `grad`, or `grad` has another shape.
         """
-        check_scale(scale)
+        try:
+            check_scale(scale)
+        except ValueError as error:
+            raise ValueError(
+                f"{error}. If DynamicLossScalingUpdater has lowered it so far, gradients are not finite at "
+                "any scale, as with NaN in the data: run `python -m nnabla_adaloss analyse`, or train with "
+                "AdaptiveLossScalingUpdater, which names the cause"
+            ) from None
         check_seed(self._loss, grad)
         if not self._plan.graph.is_current:
             self._plan = self._make_plan()

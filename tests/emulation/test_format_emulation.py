@@ -8,8 +8,10 @@ from typing import Any, Callable, Dict, List, Tuple
 import nnabla as nn
 import nnabla.functions as F
 import nnabla.parametric_functions as PF
+import nnabla.solvers as S
 import numpy as np
 import pytest
+from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdater
 from numpy.typing import NDArray
 
 from nnabla_adaloss import AdaptiveLossScaling, FormatEmulation
@@ -310,6 +312,16 @@ def test_gradients_in_fp32_leave_no_rounded_copy_in_place_of_a_weight() -> None:
     emulation.backward(round_gradients=False)
     assert arrays_of(loss) == before
     assert w.d[0, 0] == FINE
+
+
+def test_nnablas_updater_ends_a_search_that_no_scale_can_end_with_an_error_that_says_so() -> None:
+    loss = FormatEmulation(F.mean(PF.affine(constant([[np.nan]]), 2)))
+    solver = S.Sgd(0.1)
+    solver.set_parameters(nn.get_parameters())
+    updater = DynamicLossScalingUpdater(solver, loss, lambda: None, scaling_factor=2.0**10)
+    with pytest.raises(ValueError, match="^scale=.* not finite at any scale, .* analyse`, or train with"):
+        updater.update()
+    assert 0.0 < updater.scale < 2.0**-126
 
 
 # ---- interruptions
