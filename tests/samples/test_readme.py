@@ -10,10 +10,12 @@ import sys
 import warnings
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Dict, Iterable
+from typing import Dict, Iterable, List, Tuple
 
 import nnabla as nn
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from nnabla_adaloss import LossScaleWarning
 from tests.pasted import in_a_fresh_process
@@ -27,18 +29,30 @@ DYNAMIC = 'DynamicLossScalingUpdater(solver, FormatEmulation(loss, "float16"), d
 FIXED = "FixedLossScalingUpdater(solver, loss, data_feeder, scale={!r}, storage={!r})"
 
 
-def what_it_prints(updaters: Iterable[str]) -> Dict[str, str]:
-    """What the program prints with each of these updaters."""
-    warnings.simplefilter("ignore", LossScaleWarning)
+def run_with(updater: str, name: str = "__main__") -> str:
+    """What the program prints with an updater, from the same initial parameters each time."""
     head = "from nnabla_adaloss import DynamicLossScalingUpdater, FixedLossScalingUpdater, FormatEmulation\n"
-    printed = {}
+    nn.clear_parameters()
+    nn.random.set_parameter_seed(313)
+    with redirect_stdout(io.StringIO()) as out:
+        exec(head + PROGRAM.replace(ADAPTIVE, updater), {"__name__": name})
+    return out.getvalue().strip()
+
+
+def weights_of_maxima() -> List[NDArray[np.float32]]:
+    return [v.d.copy() for name, v in nn.get_parameters().items() if name.startswith("largest/")]
+
+
+def what_it_does(updaters: Iterable[str]) -> Dict[str, Tuple[str, int]]:
+    """What the program prints with each of these updaters, and how many weights of the maxima it trains."""
+    warnings.simplefilter("ignore", LossScaleWarning)
+    assert run_with(ADAPTIVE, "imported") == ""
+    first = weights_of_maxima()
+    done = {}
     for updater in updaters:
-        nn.clear_parameters()
-        nn.random.set_parameter_seed(313)
-        with redirect_stdout(io.StringIO()) as out:
-            exec(head + PROGRAM.replace(ADAPTIVE, updater), {"__name__": "__main__"})
-        printed[updater] = out.getvalue().strip()
-    return printed
+        printed = run_with(updater)
+        done[updater] = printed, sum(not np.array_equal(*pair) for pair in zip(first, weights_of_maxima()))
+    return done
 
 
 def errors(printed: str) -> list[float]:
@@ -57,8 +71,9 @@ def test_no_constant_loss_scale_trains_both() -> None:
     assert PROGRAM.count(ADAPTIVE) == 1
     small, large = ([FIXED.format(2.0**k, "float16") for k in range(*ends)] for ends in ((19,), (19, 61)))
     fp32, dynamic, from_65536 = FIXED.format(1.0, None), DYNAMIC.format(""), DYNAMIC.format(", scale=65536")
-    found = in_a_fresh_process(what_it_prints, [ADAPTIVE, fp32, dynamic, from_65536, *small, *large])
-    printed = {updater: errors(text) for updater, text in found.items()}
+    found = in_a_fresh_process(what_it_does, [ADAPTIVE, fp32, dynamic, from_65536, *small, *large])
+    assert [trained for _, trained in found.values()] == [4, 4] + [0] * (len(found) - 2)
+    printed = {updater: errors(text) for updater, (text, _) in found.items()}
     (told,) = re.findall(r"^It prints .*?`([^`]+)`", README, re.M)
     assert printed[ADAPTIVE] == printed[fp32] == errors(told)
     assert printed[fp32] == claimed("`AdaptiveLossScalingUpdater`", "measured")
