@@ -154,7 +154,7 @@ class FinishedPass(NamedTuple):
         nonfinite = {p for p, (statistics, _) in self.gradients.items() if statistics.nonfinite}
         leaf_overflowed = math.inf in self.results.largest
         # An overflow at rounding nearly always reaches a leaf: with finite ones, a search of all roundings
-        # would only cost time. A pass that measures all, which is rare, finds those that a ReLU sets to 0.
+        # would only cost time. A pass that measures all, which is rare, finds those that a function clips.
         if measured_all or nonfinite or leaf_overflowed:
             scaled = (p for p in schedule.scales if keys[p] in rounded)
             overflowed = {p for p in scaled if rounded[keys[p]].statistics.nonfinite}

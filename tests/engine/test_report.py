@@ -187,6 +187,18 @@ def test_an_overflow_before_a_clipping_function_is_not_blamed_on_its_successor()
     assert result.component == components.names[of_clipped]
 
 
+def test_an_infinity_that_a_function_clips_shows_in_a_pass_that_measures_all() -> None:
+    with nn.context_scope(FLOAT):  # the storage is emulated
+        bounds = [F.constant(bound, (4, 6)) for bound in (-1.0, 1.0)]
+        clipped = F.clip_grad_by_value(layers(6), *bounds)
+        scaling = AdaptiveLossScaling(FormatEmulation(F.sum(clipped * 1e5)))
+    # Below the largest float16 on arrival, at this scale; multiplied by 1 / scale it is infinite.
+    run(scaling, 0.5)
+    assert scaling.scale_of(clipped) == 1.0
+    assert scaling.found_inf == ["layer0/affine/ClipGradByValue"]
+    assert scaling.result.nonfinite == set()
+
+
 def test_a_pass_that_measures_a_slice_tells_of_no_other_component(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slices, "_LEAST", 1)
     scaling = AdaptiveLossScaling(mlp(), AdaLossConfig(measure_every=4))

@@ -91,6 +91,21 @@ def test_a_post_hook_meets_unscaled_gradients_in_every_pass(method: str, delay: 
         assert all(g.any() for g in seen[-1].values())
 
 
+def test_a_readable_gradient_that_a_hook_has_freed_gets_no_memory_again() -> None:
+    h = layers(6, 6)
+    h.persistent = True
+    scaling = AdaptiveLossScaling(F.sum(PF.affine(h, 2, name="last") ** 2))
+
+    def free(f: Any) -> None:
+        if h in f.outputs:
+            h.grad.clear()
+
+    scaling.forward()
+    scaling.backward(1024.0, clear_buffer=True, function_post_hook=free)
+    assert scaling.scale_of(h) != 1.0
+    assert h.grad.clear_called
+
+
 def test_an_input_that_gets_no_gradient_from_a_function_that_wants_unscaled_ones_stays_at_zero() -> None:
     h = layers(6, 6)
     condition = F.relu(PF.affine(h, 6, name="condition"))  # F.where writes no gradient of it
