@@ -66,7 +66,7 @@ class Memory(NamedTuple):
         return Memory(self.policy, windows, _NONE, remembered)
 
     def _lost_after(self, unit_amaxes: _Amaxes, new: _Amaxes, iteration: int) -> Dict[str, LostAmax]:
-        """Amaxes of lost batches after an iteration: earlier ones kept, lowered or dropped; `new` ones."""
+        """Keep, lower or drop earlier amaxes of lost batches after an iteration; add `new` ones."""
         until = iteration + _REMEMBERED
         remembered: Dict[str, LostAmax] = {}
         for name, one in self.lost.items():
@@ -147,7 +147,7 @@ class Observations(NamedTuple):
     now: _Amaxes = _NONE  # unit amaxes measured in this iteration
     # Provisional amaxes after an overflow; the next finite pass over the same batch replaces them.
     provisional: _Amaxes = _NONE
-    began: FrozenSet[str] = frozenset()  # those of them in which an overflow may have begun
+    origins: FrozenSet[str] = frozenset()  # components of these amaxes in which an overflow may have begun
     # Amaxes of batches lost in this iteration, and provisional ones of overflows inside functions.
     lost_now: _Amaxes = _NONE
     underflowed: FrozenSet[str] = frozenset()  # zero at the first measurement, although predecessors are not
@@ -180,7 +180,7 @@ class Observations(NamedTuple):
             if weight and unit_amax:  # active, measured, and not all zero
                 limits[index] = self._limit(max(unit_amax, provisional), weight, u_max[index])
             if weight and provisional:
-                # `limits` hold neither for unmeasured components nor for a given S0; these do.
+                # Unlike `limits`, these also lower unmeasured components, and a given S0.
                 provisional_limits[index] = self._limit(provisional, weight, u_max[index])
         return ScaleLimits(
             limits=limits,
@@ -196,7 +196,7 @@ class Observations(NamedTuple):
         """Begin another pass; in a new iteration, end the last one first."""
         if self.iteration == iteration:
             return self._replace(attempt=self.attempt + 1, calibrated=True)
-        return Observations(self.remembered(), iteration)
+        return Observations(self.next_memory(), iteration)
 
     def after_pass(
         self,
@@ -229,80 +229,45 @@ class Observations(NamedTuple):
         """Drop provisional amaxes after a finite pass that measured every gradient; keep some as lost."""
         # If no gradient was large enough to overflow, a sum inside a function overflowed. At scales for the
         # gradients alone it would do so again: keep the amaxes of components where it may have begun.
-        suspects = {name: self.provisional[name] for name in self.began if name in self.provisional}
-        explained = shows_every_overflow or any(
-            unit_amaxes.get(name, 0.0) * _CONFIRMING_RATIO >= unit_amax
-            for name, unit_amax in suspects.items()
+        kept = {name: self.provisional[name] for name in self.origins if name in self.provisional}
+        a_gradient_overflowed = shows_every_overflow or any(
+            unit_amaxes.get(name, 0.0) * _CONFIRMING_RATIO >= unit_amax for name, unit_amax in kept.items()
         )
-        return self._with_lost(self.lost_now if explained else _larger(self.lost_now, suspects))
+        return self._with_lost(self.lost_now if a_gradient_overflowed else _larger(self.lost_now, kept))
 
     def _after_first_measurement(self, before: Observations, measured: PassMeasurements) -> Observations:
-        """Decide if components that were unmeasured or zero `before` this pass require a rerun."""
+        """Find underflow in components that were unmeasured or zero `before`; decide if they need a rerun."""
         components, loss_weights = measured.schedule.components, measured.schedule.loss_weights
         names, unit_amaxes_before = components.names, before.unit_amaxes_of(components.names)
-        # A zero may have underflowed, and says as little as no measurement; but if a slice shows no gradient
-        # of any parameter, as with a loss of 0, a rerun would not, either.
-        not_known = (None, 0.0) if measured.measured_all or measured.has_gradients else (None,)
-        new = {i for i in components.computed if loss_weights[i] and unit_amaxes_before[i] in not_known}
+        # A zero says as little as no measurement: it may have underflowed. But if no parameter has a
+        # gradient, only a pass that measures all can tell an underflow from a loss of 0.
+        unknown = (None, 0.0) if measured.measured_all or measured.has_gradients else (None,)
+        new = {i for i in components.computed if loss_weights[i] and unit_amaxes_before[i] in unknown}
         if not new:
             return self
-        scales = measured.schedule.component_scales
         nonzero = {index for index in new if self.now.get(names[index])}
+        # Zeros prove nothing unless every gradient was measured, and is finite.
+        zero = new - nonzero if measured.is_complete else frozenset()
+        # A zero directly after a nonzero gradient has underflowed, and so has a loss gradient of zero: loss
+        # weights are not 0 here. After a layer a zero may be right: the layer's weight may be 0.
+        never_zero = {components.root}
+        for edge in components.edges if zero else ():
+            is_source = edge.predecessor == components.root or unit_amaxes_before[edge.predecessor]
+            if edge.layer is None and is_source:
+                never_zero.add(edge.successor)
+        # Each is tried at a higher scale in one iteration; in later ones its window has the zero.
+        underflowed = {names[i] for i in zero & never_zero} - self.memory.windows.keys()
+        scales = measured.schedule.component_scales
         limits = {i: self._limit(self.now[names[i]], loss_weights[i], measured.u_max[i]) for i in nonzero}
-        # At a scale more than a margin below its limit, small elements may have underflowed.
-        rerun = any(limit > scales[i] * self.policy.margin for i, limit in limits.items())
-        underflowed = self.underflowed
-        if measured.is_complete:
-            zero = new - nonzero
-            # A zero directly after a nonzero gradient has underflowed, and so has a loss gradient of zero:
-            # loss weights are not 0 here. After a layer a zero may be right: the layer's weight may be 0.
-            sources = {components.root, *(i for i, unit_amax in enumerate(unit_amaxes_before) if unit_amax)}
-            never_zero = {
-                e.successor for e in components.edges if e.layer is None and e.predecessor in sources
-            }
-            # Each is tried at a higher scale in one iteration; in later ones its window has the zero.
-            found = {names[i] for i in zero & {components.root, *never_zero}} - self.memory.windows.keys()
-            # With their next scales, nonzero components may bring gradients to descendants that are zero now.
-            may_change = not components.with_descendants(nonzero).isdisjoint(zero)
-            rerun = rerun or may_change or not found <= underflowed
-            underflowed |= found
-        return self._replace(underflowed=underflowed, calibrated=self.calibrated and not rerun)
-
-    def after_overflow(self, measured: PassMeasurements) -> Tuple[Observations, bool]:
-        """Lower the scales where a pass overflowed, and those of descendants, for the next try. The flag is
-        False if no component overflowed, or the first one is inactive or at the minimum already.
-        """
-        first, schedule, policy = measured.overflowed, measured.schedule, self.policy
-        if first is None:
-            return self, False
-        names, scales, weights = schedule.components.names, schedule.component_scales, schedule.loss_weights
-        unit_amaxes, provisional = self.unit_amaxes_of(names), {**self.provisional}
-        began = {first, *measured.suspected}
-        # Descendants have usually grown, too: one after the other would overflow in the next tries.
-        for index in schedule.components.with_descendants(began):
-            unit_amax, scale, u_max = unit_amaxes[index], scales[index], measured.u_max[index]
-            # An unmeasured descendant needs no limit: its scale follows from its predecessor's lowered one.
-            follows = index not in began and not unit_amax and names[index] not in provisional
-            if follows or not weights[index]:
-                continue
-            if unit_amax and index != first:
-                # Amaxes of this pass may have lowered the limit. The first one overflowed at `scale` itself.
-                scale = min(self._limit(unit_amax, weights[index], u_max), scale)
-            # The unit amax whose limit is the scale of the next try: the inverse of `_limit`, which says why
-            # a loss weight above 1 changes the scale, and one below 1 the amax.
-            lowered = policy.after_overflow(scale * max(weights[index], 1.0))
-            provisional[names[index]] = policy.amax_of(lowered, u_max=u_max) / min(weights[index], 1.0)
-        is_lowered = weights[first] > 0.0 and not policy.at_floor(scales[first] * max(weights[first], 1.0))
-        all_began = self.began.union(names[index] for index in began)
-        return self._replace(provisional=provisional, began=all_began), is_lowered
-
-    def after_lost_batch(self) -> Observations:
-        """Keep the provisional amaxes of an overflow: no pass over this batch will measure them."""
-        return self._with_lost(_larger(_larger(self.lost_now, self.now), self.provisional))
-
-    def _with_lost(self, lost: _Amaxes) -> Observations:
-        """Replace the amaxes of lost batches, and drop provisional ones."""
-        return self._replace(lost_now=lost, provisional=_NONE, began=frozenset())
+        rerun = (
+            # At a scale more than a margin below its limit, small elements may have underflowed.
+            any(limit > scales[i] * self.policy.margin for i, limit in limits.items())
+            # At their next scales, nonzero components may bring gradients to descendants that are zero now.
+            or not components.with_descendants(nonzero).isdisjoint(zero)
+            or not underflowed <= self.underflowed
+        )
+        calibrated = self.calibrated and not rerun
+        return self._replace(underflowed=self.underflowed | underflowed, calibrated=calibrated)
 
     def _limit(self, unit_amax: float, weight: float, u_max: float) -> float:
         """Scale limit of gradients up to `unit_amax * weight`, stored in a format that ends at `u_max`."""
@@ -312,25 +277,60 @@ class Observations(NamedTuple):
         amax = max(unit_amax * min(weight, 1.0), sys.float_info.min)  # the product may have underflowed to 0
         return within_float32(self.policy.scale(amax, u_max=u_max) / max(weight, 1.0))
 
+    def after_overflow(self, measured: PassMeasurements) -> Tuple[Observations, bool]:
+        """Lower the scales where a pass overflowed, and those of descendants, for the next try. The flag is
+        False if this cannot help: no component overflowed, or the first is inactive or at the minimum.
+        """
+        first, schedule, policy = measured.overflowed, measured.schedule, self.policy
+        if first is None:
+            return self, False
+        names, scales, weights = schedule.components.names, schedule.component_scales, schedule.loss_weights
+        unit_amaxes, provisional = self.unit_amaxes_of(names), {**self.provisional}
+        origins = {first, *measured.suspected}
+        # Descendants have usually grown, too: one after the other would overflow in the next tries.
+        for index in schedule.components.with_descendants(origins):
+            unit_amax, scale, u_max = unit_amaxes[index], scales[index], measured.u_max[index]
+            # An unmeasured descendant needs no limit: its scale follows from its predecessor's lowered one.
+            follows = index not in origins and not unit_amax and names[index] not in provisional
+            if follows or not weights[index]:
+                continue
+            if unit_amax and index != first:
+                # Amaxes of this pass may have lowered the limit. The first one overflowed at `scale` itself.
+                scale = min(self._limit(unit_amax, weights[index], u_max), scale)
+            # The inverse of `_limit` above: the unit amax whose limit is the scale of the next try.
+            next_scale = policy.after_overflow(scale * max(weights[index], 1.0))  # at loss weights up to 1
+            provisional[names[index]] = policy.amax_of(next_scale, u_max=u_max) / min(weights[index], 1.0)
+        can_lower = weights[first] > 0.0 and not policy.at_floor(scales[first] * max(weights[first], 1.0))
+        origin_names = self.origins.union(names[index] for index in origins)
+        return self._replace(provisional=provisional, origins=origin_names), can_lower
+
+    def after_lost_batch(self) -> Observations:
+        """Keep the provisional amaxes of an overflow: no pass over this batch will measure them."""
+        return self._with_lost(_larger(_larger(self.lost_now, self.now), self.provisional))
+
+    def _with_lost(self, lost: _Amaxes) -> Observations:
+        """Replace the amaxes of lost batches, and drop provisional ones."""
+        return self._replace(lost_now=lost, provisional=_NONE, origins=frozenset())
+
     @property
-    def _learned(self) -> _Amaxes:
+    def _to_remember(self) -> _Amaxes:
         """Amaxes to remember of this iteration: all if it is `informative`, else zeros of new components."""
         if self.informative:
             return self.now
         # Without an entry they would stay unmeasured, and each pass would measure every gradient.
         return {name: 0.0 for name in self.now if name not in self.memory.windows}
 
-    def shared(self) -> Dict[str, Sequence[float]]:
-        """Export the amaxes for other ranks, and whether they complete an entry of the windows."""
+    def message(self) -> Dict[str, Sequence[float]]:
+        """Message to other ranks: amaxes, and a flag, 1 if they complete an entry of the windows."""
         lost = _larger(self.lost_now, self.provisional)
         return {
             _COMPLETES_ENTRY: [float(self.completes_entry)],
-            **{_AMAX + name: [unit_amax] for name, unit_amax in self._learned.items()},
+            **{_AMAX + name: [unit_amax] for name, unit_amax in self._to_remember.items()},
             **{_LOST + name: [unit_amax] for name, unit_amax in lost.items()},
         }
 
-    def adopting(self, messages: Sequence[Mapping[str, Sequence[float]]]) -> Observations:
-        """Replace this rank's amaxes by the largest `shared` ones of all ranks."""
+    def after_exchange(self, messages: Sequence[Mapping[str, Sequence[float]]]) -> Observations:
+        """Replace this rank's amaxes by the largest in the `message`s of all ranks."""
         after = self._with_lost(_largest(_LOST, messages))
         return after._replace(
             completes_entry=any(message[_COMPLETES_ENTRY][0] for message in messages),
@@ -343,18 +343,19 @@ class Observations(NamedTuple):
         """True if scales of some component are still low because of an earlier lost batch."""
         return bool(self.memory.lost or self.lost_now)
 
-    def remembered(self, *, good: bool = False) -> Memory:
-        """Memory with the amaxes of this iteration, and the provisional ones unless it ended `good`."""
+    def next_memory(self, *, good: bool = False) -> Memory:
+        """Memory with the amaxes of this iteration, and the provisional ones unless it ends `good`."""
         last = self.after_lost_batch() if self.provisional and not good else self
         if not (last.now or last.lost_now or last.completes_entry):
             return self.memory
+        amaxes, completes_entry = last._to_remember, last.completes_entry
         return last.memory.after(
-            last._learned, completes_entry=last.completes_entry, lost=last.lost_now, iteration=last.iteration
+            amaxes, completes_entry=completes_entry, lost=last.lost_now, iteration=last.iteration
         )
 
     def after_iteration(self, *, good: bool = False) -> Observations:
-        """End the iteration with the memory that is `remembered`."""
-        return self._replace(memory=self.remembered(good=good)).without_iteration()
+        """End the iteration, and remember its amaxes; `good`: True if it ends with an update."""
+        return self._replace(memory=self.next_memory(good=good)).without_iteration()
 
     def without_iteration(self) -> Observations:
         """Drop the measurements of this iteration."""

@@ -10,14 +10,14 @@ from .power_of_two import is_power_of_two
 from .schedule import ScaleSchedule
 from .validation import integer, limited, number
 
-_KEPT = 64  # number of loss-weight tuples with a cached schedule
+_CAPACITY = 64  # number of schedules
 _ENDED = -(2**31)  # start of a cycle that ended long ago, so that the next schedule begins another
 
 # Check of a saved scale: float32 must hold it and its reciprocal.
 _scale = limited(number, lambda scale: 2.0**-126 <= scale < 2.0**126, "must be in [2**-126, 2**126)")
 
 
-class Chosen(NamedTuple):
+class CacheEntry(NamedTuple):
     """Schedule of one set of loss weights."""
 
     iteration: int  # in which it was chosen
@@ -34,40 +34,41 @@ class ScheduleCache:
     iterations: int  # number of iterations that use a schedule
     by_layer: bool  # False: layers do not scale (alpha is always 1), so that a given S0 needs no measurement
     delayed: bool  # True for delay=1
-    chosen: Mapping[Tuple[float, ...], Chosen] = field(default_factory=dict)  # by loss weights, latest last
+    entries: Mapping[Tuple[float, ...], CacheEntry] = field(default_factory=dict)  # by loss weights, in order
     cycle_start: int = _ENDED  # first iteration of the cycle
 
     def last(self, loss_weights: Tuple[float, ...]) -> Optional[ScaleSchedule]:
         """Latest schedule for these loss weights, in use or not."""
-        return self.chosen[loss_weights].schedule if loss_weights in self.chosen else None
+        return self.entries[loss_weights].schedule if loss_weights in self.entries else None
 
     def current(
         self, iteration: int, given_scale: Optional[float], loss_weights: Tuple[float, ...]
     ) -> Optional[ScaleSchedule]:
         """Schedule in use for these arguments; None: it must be chosen."""
-        chosen = self.chosen.get(loss_weights)
-        if chosen is None or chosen.schedule.given_scale != given_scale:
+        entry = self.entries.get(loss_weights)
+        if entry is None or entry.schedule.given_scale != given_scale:
             return None
         # With delay=0, the first iteration of a cycle measures each of its batches, for a choice of its own.
         first = self.cycle_start if self.delayed else self.cycle_start + 1
         in_cycle = first <= iteration < self.cycle_start + self.iterations
-        is_of_cycle = in_cycle and chosen.iteration >= self.cycle_start
+        is_of_cycle = in_cycle and entry.iteration >= self.cycle_start
         # Constant scales stay in use: a new choice, without measurements, would be equal.
-        return chosen.schedule if is_of_cycle or self.measures_nothing(given_scale) else None
+        return entry.schedule if is_of_cycle or self.measures_nothing(given_scale) else None
 
-    def moved_to(
+    def convert_latest(
         self, loss_weights: Tuple[float, ...], iteration: int, given_scale: Optional[float], max_scale: float
     ) -> Optional[ScaleSchedule]:
-        """Convert the latest of all schedules to these loss weights; None if none is in use, or it cannot."""
-        latest = self.current(iteration, given_scale, list(self.chosen)[-1]) if self.chosen else None
-        moved = latest and latest.with_loss_weights(loss_weights, max_scale)
+        """Convert the latest of all schedules to these loss weights; None if unused or not convertible."""
+        latest = self.current(iteration, given_scale, list(self.entries)[-1]) if self.entries else None
+        converted = latest and latest.with_loss_weights(loss_weights, max_scale)
         last = self.last(loss_weights)
         # If the last schedule for these loss weights is equal, its cached `steps` need not be made again.
-        return last if moved and last and last.component_scales == moved.component_scales else moved
+        is_equal = converted and last and last.component_scales == converted.component_scales
+        return last if is_equal else converted
 
     def slice_number(self, iteration: int) -> Optional[int]:
         """Number of the slice of the arrays, of `iterations`, that an iteration measures; None: nothing."""
-        if not (self.delayed and self.chosen):
+        if not (self.delayed and self.entries):
             return None
         # Each cycle begins with another slice: else each of eight batches in turn would meet one slice only.
         cycle = self.cycle_start // self.iterations
@@ -76,16 +77,16 @@ class ScheduleCache:
     def keep(self, schedule: ScaleSchedule, iteration: int) -> ScheduleCache:
         """Add a schedule as the latest: it joins the running cycle, or begins one in this iteration."""
         in_cycle = 0 <= iteration - self.cycle_start < self.iterations
-        chosen = {**self.chosen}
-        chosen.pop(schedule.loss_weights, None)  # the new one comes last
-        if len(chosen) == _KEPT:
-            del chosen[next(iter(chosen))]
-        chosen[schedule.loss_weights] = Chosen(iteration, schedule)
-        return replace(self, chosen=chosen, cycle_start=self.cycle_start if in_cycle else iteration)
+        entries = {**self.entries}
+        entries.pop(schedule.loss_weights, None)  # the new one comes last
+        if len(entries) == _CAPACITY:
+            del entries[next(iter(entries))]
+        entries[schedule.loss_weights] = CacheEntry(iteration, schedule)
+        return replace(self, entries=entries, cycle_start=self.cycle_start if in_cycle else iteration)
 
     def drop(self) -> ScheduleCache:
         """Request a new choice of scales, which begins another cycle."""
-        return replace(self, chosen={}, cycle_start=_ENDED)
+        return replace(self, entries={}, cycle_start=_ENDED)
 
     def moved_to_cycle(self, start: int) -> ScheduleCache:
         """Move these schedules to the cycle of another topology, which began in iteration `start`."""
@@ -106,7 +107,7 @@ class ScheduleCache:
                 "fixed_scale": one.given_scale,
                 "joined": one.is_merged,
             }
-            for weights, (chosen_in, one) in self.chosen.items()
+            for weights, (chosen_in, one) in self.entries.items()
         ]
         return {"since": self.cycle_start, "chosen": chosen}
 
@@ -114,7 +115,7 @@ class ScheduleCache:
         self, state: Mapping[str, Any], make: Callable[..., ScaleSchedule], *, power_of_two: bool = False
     ) -> ScheduleCache:
         """Restore a `state_dict`, or raise if it is damaged; `make` makes schedules from the saved fields."""
-        chosen: Dict[Tuple[float, ...], Chosen] = {}
+        entries: Dict[Tuple[float, ...], CacheEntry] = {}
         # In the file, "weights" are loss weights, "joined" is merged, and "since" the start of the cycle.
         for saved in state["chosen"]:
             loss_weights = tuple([number("weight", weight) for weight in saved["weights"]])
@@ -135,5 +136,5 @@ class ScheduleCache:
                     raise ValueError(
                         f"scale={scale!r} must be S0={root!r} times a power of two, as power_of_two is True"
                     )
-            chosen[loss_weights] = Chosen(integer("iteration", saved["iteration"]), schedule)
-        return replace(self, chosen=chosen, cycle_start=integer("since", state["since"]))
+            entries[loss_weights] = CacheEntry(integer("iteration", saved["iteration"]), schedule)
+        return replace(self, entries=entries, cycle_start=integer("since", state["since"]))

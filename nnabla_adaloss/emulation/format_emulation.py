@@ -119,7 +119,7 @@ class FormatEmulation:
 
     def go_on_from(self, before: FormatEmulation) -> None:
         """Share the stream of random numbers with `before`, the emulation of the graph used until now."""
-        self.emulated_storage.drawn = before.emulated_storage.drawn
+        self.emulated_storage.random_draws = before.emulated_storage.random_draws
 
     def gradient_rounding(self, variable: nn.Variable) -> Optional[GradientRounding]:
         """Counts from rounding the gradient of `variable` in the last backward, or None."""

@@ -37,7 +37,7 @@ class NativeStorage:
         self.gradients: Dict[int, RoundingStatistics] = {}
         self.data: Dict[int, RoundingStatistics] = {}
         # Shared by all storages of a training.
-        self.drawn = Draws()
+        self.random_draws = Draws()
         # Returns the keys of variables whose gradients are stored in the format.
         self.rounded_gradients: Callable[[], FrozenSet[int]] = frozenset
 
@@ -144,8 +144,8 @@ class RoundedStorage(NativeStorage):
         """Key of the next stream of random bits; None without random rounding."""
         if precision.stochastic_seed is None:
             return None
-        self.drawn.count += 1
-        return precision.random_key(self.drawn.count)
+        self.random_draws.count += 1
+        return precision.random_key(self.random_draws.count)
 
 
 def _as_float32(source: nn.NdArray, copy: nn.NdArray) -> Optional[nn.NdArray]:

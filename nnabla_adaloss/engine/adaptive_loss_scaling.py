@@ -162,7 +162,7 @@ class AdaptiveLossScaling:
             delayed=bool(self.delay),
             watched=self.audience is not None,
         )
-        self.guard = BatchGuard(self._graph.as_it_is, self.kernels, forward_state)
+        self.guard = BatchGuard(self._graph.graph_and_plan, self.kernels, forward_state)
         self.iteration = 0
         self._result: Optional[PassReport] = None
         # True if the last good batch had an infinite loss, and finite gradients.
@@ -172,7 +172,7 @@ class AdaptiveLossScaling:
     @property
     def undoable(self) -> List[Any]:
         """Objects whose attributes in `undone` a rollback restores, before it calls `go_back_to`."""
-        return [self, self._chooser.method_alphas, *self._graph.undoable, self._storage.drawn]
+        return [self, self._chooser.method_alphas, *self._graph.undoable, self._storage.random_draws]
 
     def go_on_from(self, before: AdaptiveLossScaling) -> None:
         """Take over the state of the engine of the network's previous graph, if graphs are rebuilt.
@@ -204,7 +204,7 @@ class AdaptiveLossScaling:
 
     def share_with(self, other: AdaptiveLossScaling) -> None:
         """Share random numbers, and the record of nonfinite gradients, with another loss of the training."""
-        self._storage.drawn, self._nonfinite = other._storage.drawn, other._nonfinite
+        self._storage.random_draws, self._nonfinite = other._storage.random_draws, other._nonfinite
 
     @property
     def plan(self) -> GraphPlan:
@@ -308,7 +308,7 @@ class AdaptiveLossScaling:
 
     def find_fault(self) -> str:
         """Run forward again; describe its first function with a nonfinite array, else ""."""
-        return find_fault(self.loss, self._graph.current(wiring=True), self.guard.rewind)
+        return find_fault(self.loss, self._graph.current(check_wiring=True), self.guard.rewind)
 
     def scale_of(self, variable: nn.Variable) -> float:
         """Scale S that the gradient of `variable` carried in the last backward.
@@ -333,13 +333,13 @@ class AdaptiveLossScaling:
         return lowered
 
     def shared_statistics(self) -> Optional[Dict[str, Sequence[float]]]:
-        """Export measurements, as ranks choose from those of all; None: all scales are a constant S0."""
+        """Measurements for `adopt_statistics` of all ranks; None: all scales are a constant S0."""
         if self._measures_nothing:
             return None
         prepared = self._graph.current()
         # After an overflow, or for a new topology, this rank has no schedules.
-        flag = {_CHOOSES_AGAIN: [float(not prepared.schedules.chosen)]}
-        return {**flag, **self.components.shared(), **prepared.statistics.shared()}
+        flag = {_CHOOSES_AGAIN: [float(not prepared.schedules.entries)]}
+        return {**flag, **self.components.message(), **prepared.statistics.message()}
 
     def adopt_statistics(self, messages: Sequence[Mapping[str, Sequence[float]]]) -> None:
         """Replace the measurements by the `shared_statistics` of all ranks, in the ranks' order."""
@@ -347,7 +347,7 @@ class AdaptiveLossScaling:
         if any(one[_CHOOSES_AGAIN][0] for one in messages):
             # Otherwise this rank would keep old scales while another one chooses new ones.
             prepared.schedules = prepared.schedules.drop()
-        self.components = self.components.adopting(messages)
+        self.components = self.components.after_exchange(messages)
         prepared.statistics.adopt(messages)
 
     def after_update(self, step: Optional[Callable[[], Any]] = None) -> None:
@@ -387,18 +387,19 @@ class AdaptiveLossScaling:
     def state_dict(self) -> Dict[str, Any]:
         """State that determines the next scales, as plain numbers, strings, lists and dicts."""
         prepared, method_alphas = self._graph.current(), self._chooser.method_alphas
-        iteration, draws = self.iteration, self._storage.drawn.count
-        state = state_of(prepared, self._graph.other_states, self.components, method_alphas, iteration, draws)
+        others, random_draws = self._graph.states_of_other_topologies, self._storage.random_draws.count
+        components, iteration = self.components, self.iteration
+        state = state_of(prepared, others, components, method_alphas, iteration, random_draws)
         return {**state, "infinite_loss": self.trained_on_infinite_loss}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a result of `state_dict`; ValueError, without any change, if that fails."""
         prepared, method_alphas = self._graph.current(), self._chooser.method_alphas
         loaded = load_state(state, prepared, self.components.memory, method_alphas)
-        prepared.schedules, memory, self.iteration, self._storage.drawn.count, others = loaded
-        self.components = Observations(memory)
+        self.components, self.iteration = Observations(loaded.memory), loaded.iteration
+        self._storage.random_draws.count = loaded.random_draws
         self.trained_on_infinite_loss = state.get("infinite_loss") is True  # older states lack it
-        self._graph.load_other_states(others)
+        self._graph.load_other_topologies(loaded.other_topologies)
 
     def forward(
         self,
@@ -458,7 +459,7 @@ class AdaptiveLossScaling:
             self._chooser.start_scale(scale)  # only checks it
         check_seed(self.variable, grad)
         # nnabla applies a changed `need_grad` of an inner variable in the next forward.
-        prepared = self._graph.current(wiring=not graph_unchanged, after_forward=True)
+        prepared = self._graph.current(check_wiring=not graph_unchanged, after_forward=True)
         if not prepared.plan.nodes:
             raise ValueError(NEEDS_NO_GRADIENT)
         if self._reader.moved:

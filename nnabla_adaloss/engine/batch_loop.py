@@ -95,7 +95,7 @@ class BatchLoop(NamedTuple):
             else:
                 if verdict.lowers_nothing:
                     # No scale helps this batch: the next ones get the scales from before it.
-                    scaling.components = scaling.components._replace(provisional={}, began=frozenset())
+                    scaling.components = scaling.components._replace(provisional={}, origins=frozenset())
                 return outcome._replace(verdict=verdict, facts=facts)
 
     def _last_pass(self) -> Outcome:

@@ -41,7 +41,7 @@ class Decision(NamedTuple):
 
     schedule: ScaleSchedule
     schedules: ScheduleCache  # in use from now on
-    chosen: bool = False  # True if the schedule is new for its loss weights
+    is_new: bool = False  # True if the schedule is new for its loss weights
     measure_all: bool = False  # True if every gradient is measured
     slice: Optional[Slice] = None  # arrays to measure; None: none
     # Copies the arrays of a function's layers, at this scale of its output gradient, if a method needs them.
@@ -72,7 +72,7 @@ class Chooser:
             schedule = in_use.current(iteration, given_scale, loss_weights)
             if schedule is None:
                 # If loss weights changed, as by a factor that decays, the latest schedule is adapted.
-                schedule = in_use.moved_to(loss_weights, iteration, given_scale, policy.max_scale)
+                schedule = in_use.convert_latest(loss_weights, iteration, given_scale, policy.max_scale)
                 in_use = in_use if schedule is None else in_use.keep(schedule, iteration)
             if schedule is not None:
                 return Decision(schedule, in_use, slice=prepared.slice(in_use, iteration, given_scale))
@@ -100,7 +100,7 @@ class Chooser:
         # Incomplete schedules, and those with provisional limits after an overflow, are for this batch only.
         is_kept = is_complete and not observations.provisional
         schedules = in_use.keep(schedule, iteration) if is_kept else in_use.drop()
-        measured = prepared.everything if measure_all else prepared.slice(schedules, iteration, given_scale)
+        measured = prepared.all_arrays if measure_all else prepared.slice(schedules, iteration, given_scale)
         is_new = schedule is not in_use.last(loss_weights)
         copier = self.method_alphas.copier if measure_all else None
         return Decision(schedule, schedules, is_new, measure_all, measured, copier)

@@ -40,7 +40,7 @@ class Topology(NamedTuple):
 class GraphCache:
     """Prepares the graph of one loss, and prepares it again when it has changed."""
 
-    undone = "_last", "_is_adopted", "_others", "_waiting"  # by a `savepoint`
+    undone = "_last", "_is_adopted", "_others", "_saved"  # by a `savepoint`
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class GraphCache:
     ) -> None:
         self._reader, self._config, self._parameters = reader, config, parameters
         # The given graph, until it is prepared: it need not be read again.
-        self._read: Optional[Graph] = graph
+        self._first_graph: Optional[Graph] = graph
         self._kernels, self._storage = kernels, storage
         adaptive = config.method.needs is not Needs.NOTHING
         self._options = PlanOptions(config.selection, adaptive, frozenset(non_homogeneous))
@@ -73,7 +73,7 @@ class GraphCache:
         # Other topologies of the network, the latest last.
         self._others: Tuple[Topology, ...] = ()
         # Saved states of older topologies that had no graph yet.
-        self._waiting: Tuple[Saved, ...] = ()
+        self._saved: Tuple[Saved, ...] = ()
         # The graph that was prepared last; `_is_adopted` if `go_on_from` took it from another loss.
         self._last: Optional[PreparedGraph] = None
         self._is_adopted = False
@@ -82,25 +82,25 @@ class GraphCache:
     def undoable(self) -> List[Any]:
         return [self] if self._last is None else [self, self._last, self._last.statistics]
 
-    def current(self, *, wiring: bool = False, after_forward: bool = False) -> PreparedGraph:
-        """The prepared graph of this loss. If `wiring` or `after_forward` is true, it is compared with the
-        graph as it is now, and prepared again if that has changed.
+    def current(self, *, check_wiring: bool = False, after_forward: bool = False) -> PreparedGraph:
+        """The prepared graph of this loss. It is prepared again if the graph was rewired (`check_wiring`), or
+        changed in another way that takes effect with a forward (`after_forward`).
         """
         last = self._last
         if (
             last is None
             or self._is_adopted
-            # Other shapes, and other values of `need_grad` or `recompute`, take effect with a forward.
+            # Other shapes, and other values of `need_grad` or `recompute`.
             or (after_forward and (last.reshaped or last.graph.marked_otherwise))
-            or (wiring and last.graph.rewired)
+            or (check_wiring and last.graph.rewired)
         ):
             self._last = last = self._prepare()
             self._is_adopted = False
         return last
 
-    def as_it_is(self) -> Tuple[Graph, GraphPlan]:
+    def graph_and_plan(self) -> Tuple[Graph, GraphPlan]:
         """The graph and its plan, after a data feeder may have rewired it."""
-        prepared = self.current(wiring=True)
+        prepared = self.current(check_wiring=True)
         return prepared.graph, prepared.plan
 
     def drop(self) -> None:
@@ -111,21 +111,22 @@ class GraphCache:
         """Take over the state of another loss of the network, as after `updater.loss = rebuilt_loss`."""
         # Scratch arrays serve any graph; the result of `SharedGradients` serves one with the same parameters.
         self.pool, self._shared_gradients = previous.pool, previous._shared_gradients
-        self._others, self._waiting = previous._others, previous._waiting
+        self._others, self._saved = previous._others, previous._saved
         # The next use prepares this loss's own graph.
         self._last, self._is_adopted = previous._last, True
 
     def drop_schedules(self) -> None:
         """Request a new choice of scales, for all topologies."""
         self._others = tuple([one._replace(schedules=one.schedules.drop()) for one in self._others])
-        self._waiting = tuple(map(without_schedule, self._waiting))
+        self._saved = tuple(map(without_schedule, self._saved))
         if self._last is not None:
             self._last.schedules = self._last.schedules.drop()
 
     @property
-    def other_states(self) -> List[Saved]:
-        """States of other topologies for saving, the latest last."""
-        return [*self._waiting, *(topology_state(x.plan, x.statistics, x.schedules) for x in self._others)]
+    def states_of_other_topologies(self) -> List[Saved]:
+        """A `topology_state` for each topology except the present one, the latest last."""
+        states = [topology_state(one.plan, one.statistics, one.schedules) for one in self._others]
+        return [*self._saved, *states]
 
     @property
     def state_descriptions(self) -> Dict[int, str]:
@@ -135,35 +136,35 @@ class GraphCache:
             descriptions.update(one.replaced_state)
         return descriptions
 
-    def load_other_states(self, states: Sequence[Saved]) -> None:
+    def load_other_topologies(self, states: Sequence[Saved]) -> None:
         """Replace the other topologies by saved ones, each of which waits for its first graph."""
-        self._others, self._waiting = (), tuple(states)
+        self._others, self._saved = (), tuple(states)
 
     def forget(self) -> None:
         """Drop all measurements, and request a new choice of scales."""
-        self.load_other_states(())
+        self.load_other_topologies(())
         self.drop_schedules()
         self.current().statistics.load({}, {}, {})
 
     def _prepare(self) -> PreparedGraph:
-        """Prepare the graph as it is now, with the state of its topology if that is known."""
-        graph, self._read = self._read, None
+        """Prepare the graph as it is now, with the state of its topology if this has one."""
+        graph, self._first_graph = self._first_graph, None
         if graph is None or not graph.is_current:
             graph = self._reader.read()
         last, names = self._last, self._names_for(graph)
-        shared = self._shared_gradients.find(graph, names, self._kernels.context)
-        described = graph.description(names, shared)
+        shared_gradients = self._shared_gradients.find(graph, names, self._kernels.context)
+        described = graph.description(names, shared_gradients)
         if last is not None:
-            # Another plan if shapes differ; None for another topology.
+            # The last plan; for other shapes an adapted copy of it; None for another topology.
             plan = last.plan.of_alike(graph, described, self._options)
             if plan is not last.plan:
                 # Scratch arrays have the shapes of the last graph.
                 self.pool.end_graph()
             if plan is not None:
                 return last.for_graph(graph, plan, self._storage)
-        known = self._pop_topology(graph, described)
-        topology = known or Topology(self._new_plan(graph, described, names), self._no_schedules, ())
-        saved = None if known else self._pop_waiting(topology.plan)
+        remembered = self._pop_topology(graph, described)
+        topology = remembered or Topology(self._new_plan(graph, described, names), self._no_schedules, ())
+        saved = None if remembered else self._pop_saved(topology.plan)
         if last is not None:
             # All topologies take turns in one cycle of measuring.
             schedules = topology.schedules.moved_to_cycle(last.schedules.cycle_start)
@@ -182,24 +183,24 @@ class GraphCache:
             adapted = plan.with_other_parameters(graph, described, self._options)
             if adapted is not None:
                 return adapted
-        shared = described.shared_gradients
-        return GraphPlan(graph, **self._options._asdict(), names=names, one_gradient=shared)
+        shared_gradients = described.shared_gradients
+        return GraphPlan(graph, **self._options._asdict(), names=names, one_gradient=shared_gradients)
 
     def _remember(self, previous: PreparedGraph) -> None:
         """Keep the state of the previous topology; forget the oldest one, if there are too many."""
         statistics = previous.statistics.state(previous.plan.measured)
-        replaced_state = previous.state_descriptions(kept=False)
+        replaced_state = previous.state_descriptions(replaced_only=True)
         topology = Topology(previous.plan, previous.schedules, statistics, replaced_state)
         most = _REMEMBERED - 1  # besides the topology that is being prepared
         self._others = (*self._others, topology)[-most:]
         # Saved ones that still wait for a graph are the oldest.
-        excess = len(self._waiting) + len(self._others) - most
-        self._waiting = self._waiting[max(excess, 0) :]
+        excess = len(self._saved) + len(self._others) - most
+        self._saved = self._saved[max(excess, 0) :]
 
-    def _pop_waiting(self, plan: GraphPlan) -> Optional[Saved]:
+    def _pop_saved(self, plan: GraphPlan) -> Optional[Saved]:
         """Remove the saved state of a topology that gets its first graph, and return it; None without one."""
-        saved = of_topology(plan, self._waiting) if self._waiting else None
-        self._waiting = tuple([one for one in self._waiting if one is not saved])
+        saved = of_topology(plan, self._saved) if self._saved else None
+        self._saved = tuple([one for one in self._saved if one is not saved])
         return saved
 
     def _load_saved(self, prepared: PreparedGraph, saved: Saved) -> None:

@@ -201,9 +201,10 @@ class LatestStatistics:
 
     def state(self, positions: Sequence[int]) -> List[Any]:
         """Export rows for `loaded`: index in `positions`, statistics of the gradient, and of the data."""
-        # Positions may differ in a graph built again, indices do not. Watched gradients serve no choice.
+        # Older states lack the wiring: their graph may have numbered variables otherwise, in the same order.
         rows = []
         for index, position in enumerate(positions):
+            # Gradients that are only watched are not saved: no choice needs them.
             gradient = self._latest.get(position) if position in self.request.gradients else None
             data = self._latest.get(self._key(position))
             if gradient is not None or data is not None:
@@ -239,21 +240,21 @@ class LatestStatistics:
             self._pending = _PendingWeights([*pending], [*pending.values()])
 
     @property
-    def _exchanged(self) -> Dict[str, _Key]:
+    def _message_keys(self) -> Dict[str, _Key]:
         """Keys of gradients and activations, by names for all ranks, which have the same parameters."""
         parameters = self._plan.described.kept
-        exchanged: Dict[str, _Key] = {}
+        keys: Dict[str, _Key] = {}
         for layer, (node, layer_input) in self._plan.layer_inputs.items():
             if node.outputs[0] in self.request.gradients:
-                exchanged[_GRADIENT + layer] = node.outputs[0]
+                keys[_GRADIENT + layer] = node.outputs[0]
             if layer_input.weight in self.request.data and layer_input.weight not in parameters:
-                exchanged[_ACTIVATION + layer] = ~layer_input.weight
-        return exchanged
+                keys[_ACTIVATION + layer] = ~layer_input.weight
+        return keys
 
-    def shared(self) -> Dict[str, Sequence[float]]:
-        """Measurements since the last `adopt`, by names that are common to all ranks."""
+    def message(self) -> Dict[str, Sequence[float]]:
+        """Message to other ranks: measurements since the last `adopt`, by names that all ranks have."""
         message: Dict[str, Sequence[float]] = {
-            name: list(self._latest[key]) for name, key in self._exchanged.items() if key in self._new
+            name: list(self._latest[key]) for name, key in self._message_keys.items() if key in self._new
         }
         weights = [name for name in self._new if isinstance(name, str)]
         # Ranks that have run different graphs have measured different weights. If no weight of another graph
@@ -263,13 +264,13 @@ class LatestStatistics:
         return message
 
     def adopt(self, messages: Sequence[Mapping[str, Sequence[float]]]) -> None:
-        """Adopt the `shared` statistics of all ranks, in order, combined as if their arrays were one."""
+        """Adopt the statistics in the `message`s of all ranks, in order, combined as if arrays were one."""
         self._latest, self._new = {**self._latest}, frozenset()
         # Weights are equal on all ranks. Each rank takes the last message that has one: so are statistics.
         for name, row in (item for message in messages for item in message.items()):
             if name.startswith(_WEIGHT):
                 self._latest[name[len(_WEIGHT) :]] = ArrayStatistics._make(row)
-        for name, key in self._exchanged.items():
+        for name, key in self._message_keys.items():
             combined = combine([ArrayStatistics._make(one[name]) for one in messages if name in one])
             if combined is not None:
                 self._latest[key] = combined

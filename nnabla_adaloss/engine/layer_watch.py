@@ -33,11 +33,11 @@ class LayerWatch:
         self._records: Dict[str, LayerRecord] = {}
         for layer, (scale, alpha) in schedule.layers.items():
             node, layer_input = plan.layer_inputs[layer]
-            output, chosen = node.outputs[0], decision.chosen
+            output, is_new = node.outputs[0], decision.is_new
             loss_weight = schedule.loss_weight_of(output)
             # Scales that were chosen earlier do not follow from the present statistics. A layer within merged
             # components has no reason of its own.
-            g = statistics.gradient(output) if chosen else None
+            g = statistics.gradient(output) if is_new else None
             self._records[layer] = LayerRecord(
                 iteration=iteration,
                 layer=layer,
@@ -47,8 +47,8 @@ class LayerWatch:
                 accumulated_scale=scale * alpha,
                 fan_in=layer_input.scaled.fan_in,
                 g=None if g is None else g.scaled(scale * loss_weight),  # as stored
-                weight=statistics.data(layer_input.weight) if chosen else None,
-                reason=schedule.reasons.get(layer, Reason.BRANCHES) if chosen else Reason.HELD,
+                weight=statistics.data(layer_input.weight) if is_new else None,
+                reason=schedule.reasons.get(layer, Reason.BRANCHES) if is_new else Reason.HELD,
                 attempt=attempt,
                 loss_weight=loss_weight,
             )

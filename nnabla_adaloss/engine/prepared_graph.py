@@ -64,7 +64,7 @@ class PreparedGraph:
         return self.graph.by_key(self.plan.leaves)
 
     @cached_property
-    def accumulating(self) -> FrozenSet[int]:
+    def accumulating_leaves(self) -> FrozenSet[int]:
         """Leaves whose gradients hold sums over batches, so that the amax of this batch is unknown."""
         if self.zeroed is None:
             return frozenset()
@@ -167,7 +167,7 @@ class PreparedGraph:
         """Present loss weight of each component; 1 if all scales are a constant S0."""
         if self.schedules.measures_nothing(given_scale):
             return (1.0,) * len(self.components.names)
-        on_host, in_use = not self.kernels.asynchronous, self.schedules.chosen
+        on_host, in_use = not self.kernels.asynchronous, self.schedules.entries
         loss_weights = self._loss_weights.read(self.graph.variables, on_host=on_host, in_use=in_use)
         if grad is None:
             return loss_weights
@@ -187,23 +187,23 @@ class PreparedGraph:
             self.kernels.scale_(array, factor)
             self.storage.store_gradient(self.graph.keys[position], array)
 
-    def state_descriptions(self, *, kept: bool = True) -> Dict[int, str]:
+    def state_descriptions(self, *, replaced_only: bool = False) -> Dict[int, str]:
         """Describe leaves that forward writes, by key of their data, for the error of a checkpoint that lacks
-        them; `kept=False`: without those that stay in a rebuilt graph, such as parameters.
+        them; `replaced_only`: without those that stay in a rebuilt graph, such as parameters.
         """
         plan, leaves = self.plan, self.graph.leaves
         return {
             hash(leaves[p].data): f"{plan.labels[writer]} writes a Variable of shape {leaves[p].shape}"
-            for p, writer in plan.state_leaves.items()
-            if writer is not None and (kept or p not in plan.described.kept)
+            for p, writer in plan.state_leaves.items()  # writer: a function; None for data that none writes
+            if writer is not None and not (replaced_only and p in plan.described.kept)
         }
 
     @cached_property
-    def everything(self) -> Slice:
+    def all_arrays(self) -> Slice:
         """All arrays that scales depend on, for a pass that measures all of them."""
         plan, request = self.plan, self.statistics.request
         gradients = plan.limiting_gradients | request.gradients | request.watched
-        leaves = frozenset(plan.leaves) - self.accumulating
+        leaves = frozenset(plan.leaves) - self.accumulating_leaves
         return Slice([*gradients], sorted(request.data), (), leaves, last=True)
 
     def slice(
@@ -221,6 +221,6 @@ class PreparedGraph:
             plan, count, rounds = self.plan, schedules.iterations, self.storage.rounds
             if number < empty_slices(plan, count, rounds=rounds):
                 return None
-            request, accumulating = self.statistics.request, self.accumulating
-            self._slices = slices_of(plan, request, count, rounds=rounds, accumulating=accumulating)
+            request, excluded = self.statistics.request, self.accumulating_leaves
+            self._slices = slices_of(plan, request, count, rounds=rounds, excluded_leaves=excluded)
         return self._slices[number]

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from itertools import zip_longest
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 from zlib import crc32
 
 from ..core.memory import Memory, Observations
@@ -24,6 +24,15 @@ SCHEMA = 2
 _MAGNITUDES = 1
 
 Saved = Mapping[str, Any]
+
+
+class LoadedState(NamedTuple):
+    """Parts of a saved state that belong to no graph."""
+
+    memory: Memory
+    iteration: int
+    random_draws: int
+    other_topologies: List[Saved]  # each a `topology_state`, the latest last
 
 
 def state_of(
@@ -46,7 +55,7 @@ def state_of(
         "topologies": list(others),
         "weights": {name: list(one) for name, one in weights.items()},
         "pending": prepared.statistics.pending_weights(),  # measured after the last update
-        "components": observations.remembered().state_dict(),
+        "components": observations.next_memory().state_dict(),
         "layers": method_alphas.state_dict(),
         "draws": random_draws,
     }
@@ -64,8 +73,8 @@ def topology_state(plan: GraphPlan, statistics: Sequence[Any], schedules: Schedu
 
 def load_state(
     state: Saved, prepared: PreparedGraph, memory: Memory, method_alphas: MethodAlphas
-) -> Tuple[ScheduleCache, Memory, int, int, List[Saved]]:
-    """Load a `state_of` or change nothing; return schedules, memory, iteration, draws, other topologies."""
+) -> LoadedState:
+    """Load a `state_of` into `prepared` and `method_alphas`; return the rest. An error changes nothing."""
     try:
         lacks_loss_weights = integer("schema", state["schema"]) == _MAGNITUDES
         if not lacks_loss_weights:
@@ -82,7 +91,8 @@ def load_state(
             )
             prepared.statistics.load({}, {}, {})
             method_alphas.load({})
-            return prepared.schedules.drop(), Memory(memory.policy), iteration, draws, []
+            prepared.schedules = prepared.schedules.drop()
+            return LoadedState(Memory(memory.policy), iteration, draws, [])
         statistics, schedules = read_topology(own, prepared) if own else ({}, prepared.schedules.drop())
         others = [one for one in topologies if one is not own]
         # All topologies share one cycle of measuring: its start is saved with the last graph's schedule.
@@ -103,11 +113,12 @@ def load_state(
         raise ValueError(f"state is damaged, or not of an AdaptiveLossScaling: {error!r}") from error
     prepared.statistics.load(statistics, weights, pending)
     method_alphas.load(histories)
-    return schedules, memory, iteration, draws, others
+    prepared.schedules = schedules
+    return LoadedState(memory, iteration, draws, others)
 
 
 def read_topology(saved: Saved, prepared: PreparedGraph) -> Tuple[Dict[int, ArrayStatistics], ScheduleCache]:
-    """Make statistics and schedules from a `topology_state`, or raise if it is damaged; `prepared` stays."""
+    """Read statistics and schedules for the plan of `prepared`, unchanged; raise if `saved` is damaged."""
     statistics = LatestStatistics.loaded(prepared.plan.measured, saved["statistics"])
     # A scale that is not S0 times a power of two is damaged, unless the config has power_of_two=False.
     power_of_two = prepared.config.power_of_two

@@ -38,7 +38,7 @@ def slices_of(
     count: int,
     *,
     rounds: bool,
-    accumulating: AbstractSet[int] = frozenset(),  # leaves left out: see `PreparedGraph.accumulating`
+    excluded_leaves: AbstractSet[int] = frozenset(),  # see `PreparedGraph.accumulating_leaves`
 ) -> List[Optional[Slice]]:
     """Divide the arrays to measure into `count` slices, one for each iteration; None: nothing."""
     sizes = [math.prod(shape) for shape in plan.described.shapes]
@@ -53,7 +53,7 @@ def slices_of(
     slices = [Slice(g, w, a, always.union(own), last=False) for g, w, a, own in zip(*parts)]
     # An empty slice becomes None, except the last one, whose `last` ends a measurement of everything.
     slices[-1] = slices[-1]._replace(last=True)
-    return [one._replace(leaves=one.leaves - accumulating) if any(one) else None for one in slices]
+    return [one._replace(leaves=one.leaves - excluded_leaves) if any(one) else None for one in slices]
 
 
 def _divided(positions: Sequence[int], sizes: Sequence[int], count: int) -> List[List[int]]:

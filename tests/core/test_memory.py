@@ -223,7 +223,7 @@ def test_both_lost_batches_of_an_iteration_stay() -> None:
     for magnitude in (2.0**8, 2.0):
         see(scales, 1.0, magnitude, 1.0, 1.0)
         scales.after_lost_batch()
-    assert scales.shared()["lost a"] == [2.0**8]
+    assert scales.message()["lost a"] == [2.0**8]
     assert of_all(scales)[1] == 1.0
 
 
@@ -239,7 +239,7 @@ def test_measurements_of_all_ranks_replace_provisional_ones_of_a_lost_batch() ->
     scales = scales_with(1.0, 1.0, 1.0, 1.0)
     overflow(scales, "a", *SCALES)
     scales.after_lost_batch()
-    scales.adopting([message(completes_entry=True, a=2.0), message(lost={"b": 4.0})])
+    scales.after_exchange([message(completes_entry=True, a=2.0), message(lost={"b": 4.0})])
     scales.after_iteration()
     assert windows(scales) == {"loss": [1.0], "a": [2.0], "b": [4.0], "c": [1.0]}
 
@@ -349,7 +349,7 @@ def test_lost_amaxes_are_saved_and_older_states_lack_them() -> None:
     lose(scales)
     good(scales, 3)
     scales.after_iteration()
-    state = json.loads(json.dumps(scales.remembered().state_dict()))
+    state = json.loads(json.dumps(scales.next_memory().state_dict()))
     assert scales.memory.loaded(state) == scales.memory
     older = {name: state[name] for name in ("windows", "partial")}
     assert scales.memory.loaded(older) == scales.memory._replace(lost={})
@@ -395,7 +395,7 @@ def test_overflows_of_one_batch_are_all_remembered_if_no_gradient_explains_one()
     [
         lambda scales: see(scales, 1.0, 1.0, 2.0**4, 1.0, measured_all=True),
         lambda scales: scales.after_lost_batch(),
-        lambda scales: scales.adopting([message(completes_entry=True)]),
+        lambda scales: scales.after_exchange([message(completes_entry=True)]),
     ],
     ids=["finite", "lost", "exchanged"],
 )
@@ -415,7 +415,7 @@ def test_predecessors_that_the_pass_did_not_measure_are_lowered_with_an_overflow
     scales = scales_with(1.0, 1.0, b, 1.0)
     assert overflow(scales, "c", *SCALES, suspected={NAMES.index("b")})
     assert limits(scales).provisional == {2: 2.0**4, 3: 2.0**4}
-    assert scales.shared() == message(lost={"b": 2.0**4, "c": 2.0**4})
+    assert scales.message() == message(lost={"b": 2.0**4, "c": 2.0**4})
 
 
 @pytest.mark.parametrize("weight", [2.0**-10, 1.0, 2.0**10])
@@ -593,7 +593,7 @@ def measure_slice(
 
 def windows(scales: ComponentScales) -> Dict[str, List[float]]:
     """Entries of each window, the older ones first, without those that a newer one exceeds."""
-    return {n: [v for _, v in w[1]] for n, w in scales.remembered().state_dict()["windows"].items()}
+    return {n: [v for _, v in w[1]] for n, w in scales.next_memory().state_dict()["windows"].items()}
 
 
 def test_batches_whose_loss_is_zero_push_nothing_out_of_a_window() -> None:
@@ -620,7 +620,7 @@ def test_a_first_batch_with_a_loss_of_zero_shows_components_and_nothing_else() -
     assert limits(scales).unit_amaxes == [None, 2.0**6, 0.0, 0.0]
     scales.after_iteration()
     assert limits(scales).unit_amaxes == [None, 0.0, 0.0, 0.0]
-    assert scales.shared() == message()
+    assert scales.message() == message()
 
 
 @pytest.mark.parametrize("informative", [(True, False), (False, True)])
@@ -639,11 +639,11 @@ def test_the_slices_of_a_cycle_make_one_entry() -> None:
     measure_slice(scales, None, 2.0**-9, weights=(1.0, 2.0**-10, 1.0, 1.0))
     measure_slice(scales, None, 0.5, 0.25)
     assert windows(scales) == before
-    assert scales.remembered().state_dict()["partial"] == {"a": 2.0, "b": 0.25}
+    assert scales.next_memory().state_dict()["partial"] == {"a": 2.0, "b": 0.25}
     # A larger amax lowers a scale at once; a smaller one raises it when the larger have left the window.
     assert of_all(scales) == [2.0**14, 2.0**7, 2.0**8, 2.0**8]
     measure_slice(scales, 0.5, None, None, 0.125, completes_entry=True)
-    assert scales.remembered().state_dict()["partial"] == {}
+    assert scales.next_memory().state_dict()["partial"] == {}
     assert windows(scales) == {"loss": [1.0, 0.5], "a": [2.0], "b": [1.0, 0.25], "c": [1.0, 0.125]}
     for _ in range(2):
         measure_slice(scales, None, 0.25, 0.25)
@@ -655,17 +655,17 @@ def test_a_state_may_be_saved_in_the_middle_of_a_cycle() -> None:
     scales = scales_with(1.0, 1.0, 1.0)
     measure_slice(scales, None, 2.0)
     see(scales, None, None, 4.0, completes_entry=False)
-    state = json.loads(json.dumps(scales.remembered().state_dict()))
+    state = json.loads(json.dumps(scales.next_memory().state_dict()))
     # The iteration has ended in the state, but not in the running training.
     assert state["partial"] == {"a": 2.0, "b": 4.0}
-    assert scales.shared() == message(b=4.0)
+    assert scales.message() == message(b=4.0)
     other = ComponentScales(HistoryPolicy())
     other.seen = Observations(other.memory.loaded(state))
     scales.after_iteration()
     for one in (scales, other):
         assert of_all(one) == [2.0**14, 2.0**7, 2.0**6, None]
         measure_slice(one, 0.5, completes_entry=True)
-    assert other.remembered().state_dict() == scales.remembered().state_dict()
+    assert other.next_memory().state_dict() == scales.next_memory().state_dict()
     assert windows(other) == {"loss": [1.0, 0.5], "a": [2.0], "b": [4.0]}
 
 
@@ -683,10 +683,10 @@ def test_other_ranks_do_not_know_of_single_batches_until_the_iteration_ends() ->
 def test_measurements_of_all_ranks_replace_ones_own() -> None:
     scales = scales_with(1.0, 1.0, 1.0)
     see(scales, 1.0, 2.0, weights=(1.0, 2.0, 1.0, 1.0), completes_entry=False)
-    own = scales.shared()
+    own = scales.message()
     assert own == message(loss=1.0, a=1.0)
     # Also what this rank has no gradients of, and whether an entry ends here.
-    scales.adopting([own, message(completes_entry=True, a=8.0, b=4.0, d=5.0), message(b=2.0)])
+    scales.after_exchange([own, message(completes_entry=True, a=8.0, b=4.0, d=5.0), message(b=2.0)])
     assert of_all(scales) == [2.0**14, 2.0**5, 2.0**6, None]
     scales.after_iteration()
     assert windows(scales) == {"loss": [1.0], "a": [8.0], "b": [4.0], "d": [5.0]}

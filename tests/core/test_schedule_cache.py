@@ -40,7 +40,7 @@ def test_how_long_a_schedule_is_used(
 ) -> None:
     n = chain()
     cache = ScheduleCache(4, by_layer=by_layer, delayed=delayed)
-    assert not cache.chosen
+    assert not cache.entries
     assert cache.current(3, given_scale, ONES) is None
     schedule = n.chosen([2.0, 8.0, 32.0], given_scale)
     cache = cache.keep(schedule, 3)
@@ -51,7 +51,7 @@ def test_how_long_a_schedule_is_used(
     assert cache.current(4, None if given_scale else 8.0, ONES) is None
     assert cache.current(4, given_scale, (1.0, 2.0, 2.0)) is None
     cache = cache.drop()
-    assert not cache.chosen
+    assert not cache.entries
     assert cache.current(4, given_scale, ONES) is None
 
 
@@ -97,19 +97,21 @@ def test_the_last_schedule_moves_with_loss_weights_that_move_alike() -> None:
     n = chain()
     cache, limit = ScheduleCache(4, by_layer=True, delayed=True), 2.0**100
     schedule = n.chosen([2.0, 8.0, 32.0], None, (1.0, 2.0**3, 2.0**4))
-    assert cache.moved_to(ONES, 3, None, limit) is None
+    assert cache.convert_latest(ONES, 3, None, limit) is None
     cache = cache.keep(n.schedule, 3)
     cache = cache.keep(schedule, 3)
     # The loss itself, which is a single element, stays.
-    moved = cache.moved_to((1.0, 2.0**-3, 2.0**-2), 4, None, limit)
+    moved = cache.convert_latest((1.0, 2.0**-3, 2.0**-2), 4, None, limit)
     assert moved == n.chosen([2.0, 2.0**9, 2.0**11], None, (1.0, 2.0**-3, 2.0**-2))
     # Others have to be chosen, as they have when a cycle has ended.
-    assert cache.moved_to((1.0, 2.0**-3, 2.0**-3), 4, None, limit) is None
-    assert cache.moved_to((1.0, 2.0**-3, 2.0**-2), 7, None, limit) is None
+    assert cache.convert_latest((1.0, 2.0**-3, 2.0**-3), 4, None, limit) is None
+    assert cache.convert_latest((1.0, 2.0**-3, 2.0**-2), 7, None, limit) is None
     # A limit of S0 / weight moves likewise, while S0 is the same.
     cache = cache.keep(n.chosen([2.0, 8.0, 32.0], 2.0), 4)
-    assert cache.moved_to((1.0, 2.0, 2.0), 5, None, limit) is None
-    assert cache.moved_to((1.0, 2.0, 2.0), 5, 2.0, limit) == n.chosen([2.0, 4.0, 16.0], 2.0, (1.0, 2.0, 2.0))
+    assert cache.convert_latest((1.0, 2.0, 2.0), 5, None, limit) is None
+    assert cache.convert_latest((1.0, 2.0, 2.0), 5, 2.0, limit) == n.chosen(
+        [2.0, 4.0, 16.0], 2.0, (1.0, 2.0, 2.0)
+    )
 
 
 @pytest.mark.parametrize(

@@ -153,12 +153,12 @@ def test_draws_lead_back_to_where_a_run_was(backward: Any) -> None:
         rng = np.random.default_rng(0)
         x, w = (leaf(rng.standard_normal(shape)) for shape in ((30, 20), (20, 10)))
         emulation = FormatEmulation(F.mean(F.affine(x, w) ** 2), precision)
-        emulation.emulated_storage.drawn.count = draws
+        emulation.emulated_storage.random_draws.count = draws
         for _ in range(passes):
             emulation.forward()
             w.grad.zero()
             emulation.backward(8.0)
-        return emulation.emulated_storage.drawn.count, w.g.copy()
+        return emulation.emulated_storage.random_draws.count, w.g.copy()
 
     (one, first), (two, second) = run(0, 1), run(0, 2)
     # What a product reads is rounded at random, not what is stored in 16 bits.

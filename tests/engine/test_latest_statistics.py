@@ -155,7 +155,7 @@ def test_requested_arrays_are_kept_and_no_others() -> None:
     assert found == [[True, False], [False, True], [True, False], [False, False]]
     # What is only reported is no matter of other ranks, nor of a saved state.
     assert [index for index, _, _ in source.state(arrays.positions)] == [0, 1]
-    assert source.shared() == {}
+    assert source.message() == {}
 
 
 def test_a_gradient_that_backward_has_left_at_zero_stays_so_and_is_not_waited_for() -> None:
@@ -264,7 +264,7 @@ def test_statistics_of_all_ranks_are_those_of_one_array() -> None:
     ranks = [Rank("a", "b"), Rank("b", "c")]
     ranks[0].measure({"a": 1.0, "b": 1.0})
     ranks[1].measure({"b": 4.0, "c": 8.0}, weight=2.0)
-    told = [rank.source.shared() for rank in ranks]
+    told = [rank.source.message() for rank in ranks]
 
     def pooled(columns: int, *values: float) -> Any:
         return combine([statistics_of(np.full((4, columns), value)) for value in values])
@@ -281,17 +281,17 @@ def test_ranks_exchange_only_new_measurements() -> None:
     rank = Rank("a", "b")
     for name in "ab":
         rank.measure({name: 1.0})
-        told = rank.source.shared()
+        told = rank.source.message()
         assert {key.split("/")[0][-1] for key in told} == {name}
         rank.source.adopt([told])
-    assert rank.source.shared() == {}
+    assert rank.source.message() == {}
     # What no rank has measured stays as it was.
     before = rank.known(product("a"))
     rank.source.adopt([{}, {}])
     assert rank.known(product("a")) == before
     rank.measure({"a": 2.0})
     rank.source.load({}, {})
-    assert rank.source.shared() == {}
+    assert rank.source.message() == {}
 
 
 def weights_of(*layers: str) -> LatestStatistics:
@@ -339,18 +339,18 @@ def test_weights_of_one_name_are_told_apart() -> None:
 
 def test_ranks_tell_each_other_weights_where_their_graphs_differ() -> None:
     alone, rank, other = weights_of("a"), weights_of("a", "b"), weights_of("a")
-    assert alone.shared() == {}
+    assert alone.message() == {}
     rank.load({}, weights_of("c").weights)
-    assert rank.shared() == {}
+    assert rank.message() == {}
     b = next(iter(rank._plan.layer_inputs.values()))[1].weight
     rank.measure((), [b])
     rank.finish(lambda position: 1.0)
-    told = rank.shared()
+    told = rank.message()
     assert told.keys() == {"weight b/affine/W"}
     other.adopt([{}, told])
     assert other.weights["b/affine/W"] == rank.weights["b/affine/W"]
     rank.adopt([{}, told])
-    assert rank.shared() == {}
+    assert rank.message() == {}
 
 
 # What ends a pass early, and what is only checked.

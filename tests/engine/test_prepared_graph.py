@@ -223,7 +223,7 @@ def test_steps_for_loss_weights_are_kept_as_long_as_their_schedule() -> None:
         settle(scaling, iteration)
         planned.append({*prepared.steps})
     assert len(planned[3]) == 3
-    in_use = [schedule for _, schedule in prepared.schedules.chosen.values()]
+    in_use = [schedule for _, schedule in prepared.schedules.entries.values()]
     assert planned[-1] == {tuple(schedule.component_scales) for schedule in in_use}
     assert len(planned[-1]) == len(in_use) == 64
 

@@ -136,11 +136,11 @@ def test_nan_in_the_data_lowers_no_scale_and_leaves_nothing_behind() -> None:
     n = Net()
     assert all(n.iterate() for _ in range(2))
     before, components = snapshot(), n.scaler.scaling(n.loss).components
-    measured = components.remembered().state_dict()
+    measured = components.next_memory().state_dict()
     with pytest.warns(LossScaleWarning, match=r"step skipped in iteration 3: fc1/affine \(Affine\) reads an"):
         assert not n.iterate(nan=True)
     assert_equal(snapshot(), before)
-    assert components.remembered().state_dict() == measured
+    assert components.next_memory().state_dict() == measured
     assert n.iterate()
 
 

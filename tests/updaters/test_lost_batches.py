@@ -66,7 +66,7 @@ class Trained:
     def remembered(self) -> Dict[str, Any]:
         """What is remembered of components."""
         engine = self._updater.scaling if self._scaler is None else self._scaler.engines[-1]
-        return engine.components.remembered().state_dict()
+        return engine.components.next_memory().state_dict()
 
 
 @pytest.mark.parametrize("way", ["next", "GradScaler"])

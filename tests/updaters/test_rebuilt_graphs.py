@@ -159,7 +159,7 @@ def test_a_state_that_is_loaded_leaves_nothing_of_graphs_that_took_turns() -> No
     graph = training.updater.scaling._graph
     assert any(one.statistics for one in graph._others)
     training.updater.load_state_dict(state)
-    assert not any(one.statistics or one.schedules.chosen for one in graph._others)
+    assert not any(one.statistics or one.schedules.entries for one in graph._others)
     training.run(2)
 
 
@@ -366,11 +366,11 @@ def test_graphs_that_take_turns_are_all_known() -> None:
 def test_graphs_that_share_each_iteration_are_all_measured_in_time() -> None:
     training = Training(normalized, clipped, accum_grad=2)
     training.run(24)
-    windows = training.updater.scaling.components.remembered().state_dict()["windows"]
+    windows = training.updater.scaling.components.next_memory().state_dict()["windows"]
     # One entry of the first iteration, and one of each eight.
     assert {pushed for pushed, _ in windows.values()} == {4}
     # The second one of each iteration holds its scales, too.
-    assert training.updater.scaling._graph.current().schedules.chosen
+    assert training.updater.scaling._graph.current().schedules.entries
 
 
 @pytest.mark.parametrize("clear_buffer", [True, False])
@@ -466,7 +466,7 @@ def test_data_whose_gradient_is_wanted_may_be_another_leaf_in_each_graph(storage
         for _ in range(20):
             assert updater.update().updated
             found.append([x.g.copy(), *(v.d.copy() for v in nn.get_parameters().values())])
-        assert not updater.scaling._graph.other_states
+        assert not updater.scaling._graph.states_of_other_topologies
         assert updater.scaling.result.kind == "hookless"
         return found
 

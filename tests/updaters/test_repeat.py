@@ -212,7 +212,7 @@ def test_a_graph_for_each_batch_of_an_iteration(method: str, delay: int) -> None
     updater = updater_of(build(), feed, solver=S.Sgd(0.01), accum_grad=3, config=config, monitors=[monitor])
     # With delay=0 each batch is measured, and runs again.
     assert [updater.update().retries for _ in range(4)] == ([1, 0, 0, 0] if delay else [3] * 4)
-    windows = updater.scaling.components.remembered().state_dict()["windows"]
+    windows = updater.scaling.components.next_memory().state_dict()["windows"]
     assert {pushed for pushed, _ in windows.values()} == {4}
     assert len({(r.iteration, r.attempt, r.layer) for r in records}) == len(records)
 
@@ -265,7 +265,7 @@ def test_a_batch_that_no_scale_helps_is_thrown_away_alone(method: str, delay: in
     updater = updater_on(training(overflow=[3]), config=AdaLossConfig(loss_scale_method=method, delay=delay))
     for _ in range(3):
         updater.update()
-    before = updater.scaling.components.remembered().state_dict(), updater.scale_state
+    before = updater.scaling.components.next_memory().state_dict(), updater.scale_state
     updater.solver.set_learning_rate(0.0)
     with pytest.warns(LossScaleWarning, match="not finite at any loss scale"):
         result = updater.update()
@@ -273,7 +273,7 @@ def test_a_batch_that_no_scale_helps_is_thrown_away_alone(method: str, delay: in
     assert updater.counters.batches == 5
     assert updater.scale_state == before[1]
     pushed = {name: values[0] for name, values in before[0]["windows"].items()}
-    now = updater.scaling.components.remembered().state_dict()["windows"]
+    now = updater.scaling.components.next_memory().state_dict()["windows"]
     # With delay=1 an entry takes as many iterations as there are shares.
     assert {name: values[0] - (not delay) for name, values in now.items()} == pushed
     assert updater.update().retries == 0

@@ -65,7 +65,7 @@ def _steps_for(
     scales = tuple(decision.schedule.component_scales)
     if scales not in prepared.steps:
         # Forget the steps of schedules that are not in use any more.
-        in_use = {tuple(one.schedule.component_scales) for one in prepared.schedules.chosen.values()}
+        in_use = {tuple(one.schedule.component_scales) for one in prepared.schedules.entries.values()}
         kept = {earlier: planned for earlier, planned in prepared.steps.items() if earlier in in_use}
         prepared.steps = {**kept, scales: plan_steps(prepared, decision.schedule)}
     return prepared.steps[scales]

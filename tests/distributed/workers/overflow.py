@@ -57,7 +57,7 @@ def options(case: Case) -> Dict[str, Any]:
 
 def scales(updater: AdaptiveLossScalingUpdater) -> Tuple[Any, ...]:
     """What decides the next scales and is no matter of one rank."""
-    components = updater.scaling.components.remembered().state_dict()
+    components = updater.scaling.components.next_memory().state_dict()
     return updater.scale_state, updater.scaling.components.unit_amaxes(), components
 
 
