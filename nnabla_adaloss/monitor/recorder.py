@@ -90,14 +90,14 @@ class Recorder(Monitor):
         name = None if path is None else path_name("path", path)
         folder = None if tensorboard is None else path_name("tensorboard", tensorboard)
         is_new = name is not None and not os.path.lexists(name)
-        if name is not None:
-            self._files.append(RowFile(name))
         try:
+            if name is not None:
+                self._files.append(RowFile(name))
             if folder is not None:
                 self._files.append(TensorBoardFile(folder))
         except BaseException:
             self.close()
-            if name is not None and is_new:
+            if name is not None and is_new and os.path.exists(name):
                 os.remove(name)
             raise
 

@@ -83,3 +83,13 @@ def test_files_go_on_when_there_is_room_again(room: int, tmp_path: Path) -> None
     for found in (rows, steps):
         assert found == [*range(1, len(found) - 1), 90, 91]
         assert len(found) < 91
+
+
+def test_a_recorder_that_cannot_begin_a_file_leaves_none_behind(tmp_path: Path) -> None:
+    (tmp_path / "existing").touch()
+    for name in ("existing", "run.jsonl"):
+        with no_file_larger_than(0), pytest.raises(OSError, match=FULL):
+            Recorder(tmp_path / name)
+    with pytest.raises(FileNotFoundError, match="folder"):
+        Recorder(tmp_path / "folder" / "run.jsonl")
+    assert os.listdir(tmp_path) == ["existing"]
