@@ -24,8 +24,8 @@ BESIDE = {
 
 _BADGE = re.compile(r"\[?!\[[^\]]*\]\(https:[^)]*\)(?:\]\([^)]*\))? ?")
 
-# A column with a longer word fills a phone's width.
-_LONG_WORD = 40
+# Letters of two columns, of the longest word of each, that fit the width of a phone.
+_PHONE = 44
 
 
 def rooms() -> Dict[str, List[str]]:
@@ -132,10 +132,14 @@ def on_page_content(html: str, **_: Any) -> str:
 
 def _labelled(table: str) -> str:
     """Label each cell of a wide table with its column, for `guide.css`."""
-    heads = [re.sub(r"<[^>]*>", "", head) for head in re.findall(r"<th\b[^>]*>(.*?)</th>", table, re.S)]
-    words = re.sub(r"<[^>]*>", "", table).split()
-    if len(heads) < 3 and max(map(len, words)) <= _LONG_WORD:
+    heads, cells = (
+        [re.sub(r"<[^>]*>", "", cell) for cell in re.findall(rf"<{tag}\b[^>]*>(.*?)</{tag}>", table, re.S)]
+        for tag in ("th", "td")
+    )
+    columns = (" ".join([head, *cells[i :: len(heads)]]).split() for i, head in enumerate(heads))
+    width = sum(max(map(len, words), default=0) for words in columns)
+    if len(heads) < 3 and width <= _PHONE:
         return table
-    columns = cycle(heads)
-    cells = re.sub(r"<td\b", lambda _: f'<td data-column="{next(columns)}"', table)
-    return cells.replace("<table>", '<table data-stacks="">', 1)
+    head_of = cycle(heads)
+    labelled = re.sub(r"<td\b", lambda _: f'<td data-column="{next(head_of)}"', table)
+    return labelled.replace("<table>", '<table data-stacks="">', 1)
