@@ -9,8 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Dict, Optional, Set, get_origin, get_type_hints
 
+import nnabla as nn
 import numpy as np
 import pytest
+from nnabla.ext_utils import get_extension_context
 
 import nnabla_adaloss
 from nnabla_adaloss import (
@@ -195,6 +197,18 @@ def test_underflow_is_found() -> None:
     first, *counts = row.exponents
     assert first == -24  # nothing is smaller in float16
     assert sum(counts) == row.elements - row.zeros
+
+
+def test_native_half_does_not_count_underflow() -> None:
+    recorder = Recorder()
+    config = AdaLossConfig(loss_scale_method="fixed")
+    with nn.context_scope(get_extension_context("cpu", type_config="half")):
+        watched([recorder], 1, scale=2.0**-20, config=config, storage=None, **AS_THE_BASELINE)
+    rows = recorder.recording.of(LayerRow)
+    assert any(row.zeros for row in rows)
+    assert all(row.elements and row.subnormals is not None for row in rows)
+    assert {(row.underflow, row.overflow) for row in rows} == {(None, None)}
+    assert recorder.recording.underflows(above=0.0) == []
 
 
 def test_the_file_holds_rows_that_memory_has_dropped(tmp_path: Path) -> None:
