@@ -109,18 +109,12 @@ def require_float32(x: nn.NdArray, argument: str) -> None:
         raise TypeError(f"{argument} is float16; a float32 array is needed here")
 
 
-def require_same_size(source: nn.NdArray, target: nn.NdArray) -> None:
-    """Raise ValueError unless both arrays have one size."""
-    if target.size != source.size:
-        raise ValueError(f"arrays of different sizes: {source.shape} and {target.shape}")
-
-
-def require_same_sizes(sources: Arrays, targets: Arrays) -> List[int]:
-    """Sizes of many pairs of arrays, each checked by `require_same_size`."""
+def require_same_size(sources: Arrays, targets: Arrays) -> List[int]:
+    """Sizes of the sources; ValueError unless their targets have the same."""
     sizes = list(map(size_of, sources))
     if sizes != list(map(size_of, targets)):
-        for source, target in zip(sources, targets):
-            require_same_size(source, target)
+        source, target = next(pair for pair in zip(sources, targets) if pair[0].size != pair[1].size)
+        raise ValueError(f"arrays of different sizes: {source.shape} and {target.shape}")
     return sizes
 
 

@@ -6,17 +6,17 @@ from __future__ import annotations
 import ctypes
 import math
 from struct import Struct
-from typing import Any, List, Optional, Sequence, Tuple, Union
+from typing import List, Optional, Tuple
 
 import numpy as np
 from nnabla import NdArray
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from ..core.formats import Format
 from ..core.statistics import ArrayStatistics
 from ..host_context import HOST, array_type, host_view
 from .addresses import addresses_of
-from .arrays import FLOAT16, FLOAT32, Arrays, is_half, require_same_sizes, which_are_half
+from .arrays import FLOAT16, FLOAT32, Arrays, is_half, require_same_size, which_are_half
 from .cpu_library import allowed_threads, levels, library
 from .interface import EXPONENT_BINS, Kernels, RoundingStatistics, ScaledCopies, UnscalingList
 
@@ -26,8 +26,6 @@ _SCALE_TASK = Struct("=QQqqqqd")  # source, target, size, source is half, target
 _ROUNDING_TASK = Struct("=QQqqdddqqQ")  # source, target, size, mantissa bits, 3 limits, fitted, random, key
 _STATISTICS = Struct("=ddddqqqq")  # sum, squares, abs max, abs min, zeros, nonfinite, underflowed, overflowed
 _ROW = ctypes.c_char * _STATISTICS.size
-
-Numbers = Union[Sequence[float], NDArray[Any]]
 
 
 class CpuKernels(Kernels):
@@ -78,17 +76,16 @@ class CpuKernels(Kernels):
         # One call into the library for all: a call costs as much as a small array.
         sources, targets, to_half = copies.sources, copies.targets, copies.half
         from_half = which_are_half(sources)
-        sizes = require_same_sizes(sources, targets)
+        sizes = require_same_size(sources, targets)
+        if from_half is not None:
+            to_half = from_half if to_half is None else from_half | to_half
+        if copies.tasks_on_host is None or copies.sizes != sizes:
+            copies.sizes, copies.tasks_on_host = sizes, _scale_tasks(sizes, copies.alphas)
         tasks = copies.tasks_on_host
-        if tasks is None or from_half is not None or copies.sizes != sizes:
-            if from_half is not None:
-                to_half = from_half if to_half is None else from_half | to_half
-            tasks = _scale_tasks(sizes, copies.alphas)
-            tasks[:, 3] = 0 if from_half is None else from_half
-            tasks[:, 4] = 0 if to_half is None else to_half
-            copies.sizes, copies.tasks_on_host = sizes, tasks if from_half is None else None
         tasks[:, 0] = addresses_of(sources, from_half, HOST)
         tasks[:, 1] = addresses_of(targets, to_half, HOST, write_only=True)
+        tasks[:, 3] = 0 if from_half is None else from_half
+        tasks[:, 4] = 0 if to_half is None else to_half
         self._scale(tasks.tobytes())
 
     def scale_(self, x: NdArray, alpha: float) -> None:
@@ -107,8 +104,7 @@ class CpuKernels(Kernels):
         if masters is not None:
             to = addresses_of(masters, None, HOST, write_only=gradients.accumulate is None)
         if tasks is None:
-            tasks = _scale_tasks(gradients.sizes, gradients.factors)
-            gradients.tasks = tasks
+            tasks = gradients.tasks = _scale_tasks(gradients.sizes, gradients.factors)
             if gradients.accumulate is not None:
                 tasks[:, 5] = gradients.accumulate
         tasks[:, 0], tasks[:, 1] = where, to
@@ -137,8 +133,8 @@ class CpuKernels(Kernels):
         return amaxes
 
 
-def _scale_tasks(sizes: Numbers, factors: Numbers) -> NDArray[np.int64]:
+def _scale_tasks(sizes: ArrayLike, factors: ArrayLike) -> NDArray[np.int64]:
     """Scaling tasks of float32 arrays, one per row, without their addresses and without accumulation."""
-    table = np.zeros((len(sizes), _SCALE_TASK.size // 8), np.int64)
+    table = np.zeros((np.size(sizes), _SCALE_TASK.size // 8), np.int64)
     table[:, 2], table[:, -1] = sizes, np.asarray(factors, np.float64).view(np.int64)
     return table

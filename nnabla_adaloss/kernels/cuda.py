@@ -15,7 +15,7 @@ from ..core.formats import Format
 from ..core.statistics import ArrayStatistics
 from ..host_context import is_on_host
 from .addresses import Addresses, addresses_of
-from .arrays import Arrays, require_same_sizes, which_are_half
+from .arrays import Arrays, require_same_size, which_are_half
 from .cuda_launcher import CupyLauncher, constant, layout
 from .device_tasks import Column, DeviceTable, DeviceTasks
 from .interface import EXPONENT_BINS, Kernels, RoundingStatistics, ScaledCopies, UnscalingList
@@ -44,13 +44,9 @@ class CudaKernels(Kernels):
                 )
             launcher = CupyLauncher(int(context.device_id or 0))
         self.context, self._launcher, self.card = context, launcher, launcher.card
-        self._source_is_half, self._target_is_half, self._accumulate = (
-            constant(flag) for flag in ("SOURCE_IS_HALF", "TARGET_IS_HALF", "ACCUMULATE")
-        )
         self._max_tasks = constant("MAX_TASKS")
         # Held while a shared buffer is in use: threads may share these kernels.
         self._lock = RLock()
-        self._format = layout("Format")
         # Partial rows of a task's blocks, for the last block; kernels run one after another and share it.
         rows = self._max_tasks * launcher.max_blocks
         self._partial = launcher.allocate(rows * layout("Row").itemsize)
@@ -100,7 +96,7 @@ class CudaKernels(Kernels):
             addresses, flags = self._read(sources)
             targets = addresses_of(masters, None, self.context, write_only=accumulate is None)
         if accumulate is not None:
-            flags = flags | self._accumulate * accumulate
+            flags = flags | constant("ACCUMULATE") * accumulate
         # Tasks of the last pass, with their first place.
         first_before, tasks = gradients.tasks or (None, None)
         if tasks is None or first_before != first:
@@ -125,7 +121,7 @@ class CudaKernels(Kernels):
         to_address = address if target is source else self._address(target, True)
         limits = storage.mantissa_bits, storage.smallest_normal, storage.max, storage.beyond_max
         key = random_key or 0
-        rounding = np.zeros(1, self._format)
+        rounding = np.zeros(1, layout("Format"))
         rounding[0] = (*limits, fitted, random_key is not None, key & 0xFFFFFFFF, key >> 32)
         task = DeviceTasks([address], [to_address], [source.size])
         with self._lock:
@@ -157,10 +153,10 @@ class CudaKernels(Kernels):
         self._launch("largest_magnitude", self._readings(arrays), np.uint64(last))
 
     def scaled_copy_all(self, copies: ScaledCopies) -> None:
-        sizes = require_same_sizes(copies.sources, copies.targets)
+        sizes = require_same_size(copies.sources, copies.targets)
         read, flags = self._read(copies.sources)
         if copies.half is not None:
-            flags = flags | self._target_is_half * copies.half
+            flags = flags | constant("TARGET_IS_HALF") * copies.half
         halves = None if isinstance(flags, int) else flags != 0
         written = addresses_of(copies.targets, halves, self.context, write_only=True)
         self._launch("scaled_copy", DeviceTasks(read, written, sizes, factors=copies.alphas, flags=flags))
@@ -196,7 +192,7 @@ class CudaKernels(Kernels):
     def _read(self, arrays: Arrays) -> Tuple[Addresses, Any]:
         """Addresses of arrays to read, and flags of their dtypes."""
         halves = which_are_half(arrays)
-        flags = 0 if halves is None else self._source_is_half * halves
+        flags = 0 if halves is None else constant("SOURCE_IS_HALF") * halves
         return addresses_of(arrays, halves, self.context), flags
 
     def _readings(self, arrays: Arrays, rows: Column = 0) -> DeviceTasks:

@@ -62,7 +62,7 @@ class UnscalingList:
         # Without masters, sources are made float32.
         self.sources, self.masters = sources, masters
         for source, master, adds in zip(sources, masters or (), accumulate):
-            require_same_size(source, master)
+            require_same_size([source], [master])
             if adds or source is master:
                 require_float32(master, "master")
         self.accumulate = np.array(accumulate, np.bool_) if any(accumulate) else None
@@ -195,7 +195,7 @@ class Kernels(ABC):
         """
         require_float32(source, "source")
         if target is not source:
-            require_same_size(source, target)
+            require_same_size([source], [target])
         if storage.mantissa_bits < 23:
             return self._round(source, target, storage, fitted, random_key)
         if target is not source:

@@ -10,8 +10,6 @@ import hashlib
 from pathlib import Path
 from typing import List
 
-__all__ = ["LIBRARY", "digest", "sources"]
-
 HERE = Path(__file__).parent
 LIBRARY = HERE / "libadaloss_cpu.so"
 
