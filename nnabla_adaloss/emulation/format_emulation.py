@@ -188,7 +188,7 @@ class FormatEmulation:
         check_seed(self._loss, grad)
         if not self._plan.graph.is_current:
             self._plan = self._make_plan()
-        if self.emulated_storage.weights.keys() != {key for key, _ in self._plan.leaves}:
+        if self.emulated_storage.weights.keys() != self._plan.leaves.keys():
             self._round_weights()
         self.emulated_storage.gradients.clear()
         guard, reads = HookGuard(), self._plan.backward_reads
@@ -212,16 +212,16 @@ class FormatEmulation:
         """Round weights to copies, which replace them while the graph runs."""
         self.emulated_storage.weights = {
             key: self.emulated_storage.round_data(key, leaf.data, self._pool.get(leaf.shape, "weight", index))
-            for index, (key, leaf) in enumerate(self._plan.leaves)
+            for index, (key, leaf) in enumerate(self._plan.leaves.items())
         }
 
     def _run(self, guard: HookGuard, call: Callable[[], None]) -> None:
         """Call `call` while rounded weights replace the fp32 ones."""
-        weights = [(leaf, "data", leaf.data) for _, leaf in self._plan.leaves]
+        weights = [(leaf, "data", leaf.data) for leaf in self._plan.leaves.values()]
         # One call into C without a line of Python: no signal can interrupt it halfway.
         put_back: Callable[[], Any] = partial(deque, starmap(setattr, chain(self._swapped, weights)), 0)
         try:
-            for key, leaf in self._plan.leaves:
+            for key, leaf in self._plan.leaves.items():
                 leaf.data = self.emulated_storage.weights[key]
             guard.run(call)
         finally:
@@ -269,14 +269,14 @@ class FormatEmulation:
 
     def _round_outputs(self, f: Any) -> None:
         """Round the outputs of a function after its forward."""
-        for key, variable in self._rounding(f).outputs:
+        for variable in self._rounding(f).outputs:
             array = variable.data
-            self.emulated_storage.round_data(key, array, array)
+            self.emulated_storage.round_data(hash(variable), array, array)
 
     def _round_gradients(self, f: Any) -> None:
         """Round the gradients of a function's inputs after its backward."""
-        for key, variable in self._rounding(f).gradients:
-            self.emulated_storage.round_gradient(key, variable.grad)
+        for variable in self._rounding(f).gradients:
+            self.emulated_storage.round_gradient(hash(variable), variable.grad)
 
     def _rounding(self, f: Any) -> Rounding:
         """Rounding of a function, also of one that a hook has brought into the graph."""

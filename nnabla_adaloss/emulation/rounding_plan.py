@@ -15,8 +15,6 @@ from ..graph.functions import hands_memory_on, is_matrix_product, properties_of
 from ..graph.graph import Graph
 from ..graph.names import ParameterNames, function_names
 
-Keyed = List[Tuple[int, nn.Variable]]  # variables with their keys
-
 
 class Operand(NamedTuple):
     """Array that a function reads as a rounded copy."""
@@ -41,8 +39,8 @@ class Operand(NamedTuple):
 class Rounding(NamedTuple):
     """Arrays that are rounded for one function."""
 
-    outputs: Keyed  # after it has run
-    gradients: Keyed  # of its inputs, after its backward
+    outputs: Sequence[nn.Variable]  # after it has run
+    gradients: Sequence[nn.Variable]  # of its inputs, after its backward
     reads: Sequence[Operand]  # before it runs
     backward_reads: Sequence[Operand]  # before its backward runs
 
@@ -87,7 +85,7 @@ class RoundingPlan:
                 if inputs[0].parent is not None and hash(inputs[0]) in self._rounded:
                     self._rounded.update(map(hash, f.outputs))
                 continue
-            self._rounded.update(key for key, _ in rounding.outputs)
+            self._rounded.update(map(hash, rounding.outputs))
             # Operands have copies of their own.
             operands = {operand.key for operand in rounding.reads}
             leaves = {hash(v) for v in inputs if v.parent is None} - operands
@@ -95,7 +93,7 @@ class RoundingPlan:
             read_in_half.update(in_half)
             read_in_float |= leaves - in_half.keys()
         # A leaf that is also read in float is rounded for each function that reads it in half.
-        self.leaves: Keyed = [(key, v) for key, v in read_in_half.items() if key not in read_in_float]
+        self.leaves = {key: v for key, v in read_in_half.items() if key not in read_in_float}
         in_both = read_in_half.keys() & read_in_float
         self._rounded -= in_both
         for f in functions if in_both else ():
@@ -109,7 +107,7 @@ class RoundingPlan:
 
     def rounded_gradients(self) -> FrozenSet[int]:
         """Keys of the variables whose gradients are stored in the format."""
-        keys = {key for rounding in self.roundings.values() for key, _ in rounding.gradients}
+        keys = {hash(v) for rounding in self.roundings.values() for v in rounding.gradients}
         # The loss's gradient is never rounded, but its scale must fit the format.
         function, loss = self._loss
         return frozenset(keys if function in self._in_float else keys | {loss})
@@ -125,7 +123,7 @@ class RoundingPlan:
         halves = self._half_inputs(f) if halves is None else halves
         unrounded = [v for v in halves if hash(v) not in self._rounded]
         reads = operands_of(f, precision, unrounded) if unrounded or precision.operands_only else ((), ())
-        return Rounding([(hash(v), v) for v in outputs], [(hash(v), v) for v in gradients], *reads)
+        return Rounding(outputs, gradients, *reads)
 
     def _half_inputs(self, f: Any) -> List[nn.Variable]:
         """Inputs that `f` reads in half precision."""
