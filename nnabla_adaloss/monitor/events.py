@@ -266,6 +266,3 @@ METHODS: Dict[Type[Any], str] = {
     get_type_hints(method)["event"]: name for name, method in vars(Monitor).items() if name.startswith("on_")
 }
 """The method for each kind of event; that of `Event` receives the kinds without one."""
-
-RECORDED: Tuple[Type[Any], ...] = tuple(kind for kind in METHODS if kind not in (Event, LayerScaled))
-"""Kinds of events that are recorded as they are; a `LayerScaled` becomes a `LayerRow`."""

@@ -19,9 +19,8 @@ from ..state.whole_file import PathLike, special_kind
 from . import events
 from .rows import LayerRow
 
-# Names of the kinds of rows in a file.
+# Names of the kinds of rows in a file; a `LayerScaled` is recorded as a `LayerRow`.
 _NAMES: Dict[Type[Any], str] = {
-    **{kind: kind.__name__ for kind in events.RECORDED},
     LayerRow: "layer",
     events.TrainingBegan: "began",
     events.Overflowed: "overflow",

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from nnabla_adaloss import LayerRow, Overflowed, ScaleChanged
 from nnabla_adaloss.monitor import row_file
-from nnabla_adaloss.monitor.events import RECORDED, Event
+from nnabla_adaloss.monitor.events import METHODS, Event, LayerScaled
 from nnabla_adaloss.monitor.row_file import RowFile, read_rows, write_rows
 
 COUNTS = st.integers(0, 2**63 - 1)
@@ -45,7 +45,8 @@ def of_kind(kind: Any) -> st.SearchStrategy[Any]:
     return st.builds(kind, **{**fields, **scales})
 
 
-rows = st.lists(st.one_of(*map(of_kind, (LayerRow, *RECORDED))), max_size=6)
+KINDS = [LayerRow, *(kind for kind in METHODS if kind not in (Event, LayerScaled))]
+rows = st.lists(st.one_of(*map(of_kind, KINDS)), max_size=6)
 
 
 def scale(iteration: int, after: float = 2.0) -> ScaleChanged:
