@@ -43,13 +43,12 @@ class LayerState(NamedTuple):
 
     def as_list(self) -> List[Any]:
         """State as plain numbers and lists, for saving."""
-        history = [[list(g) for _, g in self.history]] if self.history else []
-        return [*self[:4], *history]
+        return [*self[:4], [list(g) for _, g in self.history]]
 
     @classmethod
     def from_list(cls, values: List[Any]) -> LayerState:
         """Restore the state from `as_list`; TypeError or ValueError if no layer can have its numbers."""
-        computed_at, unbounded, accumulated_limit, alpha, *rest = values
+        computed_at, unbounded, accumulated_limit, alpha, history = values
         if not number("accumulated_limit", accumulated_limit) > 0.0:
             raise ValueError(f"accumulated_limit={accumulated_limit!r} must be positive")
         return cls(
@@ -57,7 +56,7 @@ class LayerState(NamedTuple):
             positive_number("unbounded", unbounded),
             accumulated_limit,
             positive_number("alpha", alpha),
-            tuple((computed_at, ArrayStatistics.loaded(g)) for history in rest for g in history),
+            tuple((computed_at, ArrayStatistics.loaded(g)) for g in history),
         )
 
 

@@ -84,6 +84,8 @@ class ScaleTracker:
             raise ValueError("config.delay is 1, but functions compute a scale where they apply it: use 0")
         self.scale = scale
         self._audience = audience_of(monitors) or ()
+        # State of layers whose alpha the method of `config` computes.
+        self.ada_loss = AdaLoss(self.config, self._audience)
         self.found_inf = False
         self.is_shared = True  # False: it belongs to a single function
         self.iteration = -1  # number of the last backward pass
@@ -113,11 +115,6 @@ class ScaleTracker:
     def accumulated_scales(self) -> Dict[str, float]:
         """The scale S on each layer's input gradient in the last backward, by layer name."""
         return {layer: scale for layer, (_, scale) in self.applied.items()}
-
-    @cached_property
-    def ada_loss(self) -> AdaLoss:
-        """State of layers whose alpha the method of `config` computes."""
-        return AdaLoss(self.config, self._audience)
 
     @cached_property
     def lognormal_ada_loss(self) -> AdaLoss:

@@ -185,7 +185,7 @@ def test_nonfinite_gives_one_and_is_not_kept(bad: float, method: Any) -> None:
     assert call(ada_loss, G, iteration=1) > 1.0
     before = ada_loss.state_dict()["layers"]["fc"]
     assert call(ada_loss, G, iteration=2, g_statistics=statistics_of(np.array([bad]))) == 1.0
-    assert ada_loss.state_dict()["layers"]["fc"] == [*before[:3], 1.0]
+    assert ada_loss.state_dict()["layers"]["fc"] == [*before[:3], 1.0, []]
     # What the method gave before does not stand in a record of a gradient that it was not asked about.
     last = ada_loss.records[-1]
     assert (last.alpha, last.unbounded, last.reason) == (1.0, 1.0, Reason.NONFINITE)
@@ -304,7 +304,7 @@ def test_a_copy_goes_on_from_the_state_of_the_original() -> None:
     # It is not asked anew.
     assert call(copy, arrays(0, 10)[0], layer="a", iteration=1) == 16.0
     with pytest.raises(ValueError, match="must be"):
-        copy.load_state_dict({"layers": {"a": state["layers"]["b"], "b": [0, 0.0, 1.0, 1.0]}})
+        copy.load_state_dict({"layers": {"a": state["layers"]["b"], "b": [0, 0.0, 1.0, 1.0, []]}})
     with pytest.raises(TypeError, match="^layers must be a dict"):
         copy.load_state_dict({"layers": []})
     assert copy.layer_scales == {"a": 16.0, "b": 1.0}
@@ -316,11 +316,11 @@ def test_a_copy_goes_on_from_the_state_of_the_original() -> None:
 @pytest.mark.parametrize(
     ("values", "named"),
     [
-        ([0.5, 1.0, math.inf, 1.0], "computed_at=0.5"),
-        ([-1, 0.0, math.inf, 1.0], "unbounded=0.0"),
-        ([0, 1.0, 0.0, 1.0], "accumulated_limit=0.0 must be positive"),
-        ([0, 1.0, "all", 1.0], "accumulated_limit='all'"),
-        ([0, 1.0, 1.0, math.nan], "alpha=nan"),
+        ([0.5, 1.0, math.inf, 1.0, []], "computed_at=0.5"),
+        ([-1, 0.0, math.inf, 1.0, []], "unbounded=0.0"),
+        ([0, 1.0, 0.0, 1.0, []], "accumulated_limit=0.0 must be positive"),
+        ([0, 1.0, "all", 1.0, []], "accumulated_limit='all'"),
+        ([0, 1.0, 1.0, math.nan, []], "alpha=nan"),
         ([0, 1.0, 1.0, 1.0, [["much"]]], r"statistics \['much'\] cannot be those of an array"),
         ([0, 1.0, 1.0, 1.0, [["much"] * 7]], "sum='much' must be a number"),
     ],
