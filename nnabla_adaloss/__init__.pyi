@@ -31,8 +31,8 @@ from .diagnosis import StorageEffect as StorageEffect
 from .diagnosis import Verdict as Verdict
 from .diagnosis import Way as Way
 from .diagnosis import diagnose as diagnose
-from .emulation import FormatEmulation as FormatEmulation
-from .emulation import GradientRounding as GradientRounding
+from .emulation.format_emulation import FormatEmulation as FormatEmulation
+from .emulation.format_emulation import GradientRounding as GradientRounding
 from .engine import AdaptiveLossScaling as AdaptiveLossScaling
 from .engine import PassReport as PassReport
 from .errors import GraphChangedError as GraphChangedError

@@ -12,7 +12,7 @@ import numpy as np
 from ..core.config import AdaLossConfig
 from ..core.formats import FLOAT32
 from ..core.precision import PrecisionLike, get_precision
-from ..emulation import FormatEmulation
+from ..emulation.format_emulation import FormatEmulation
 from ..engine import AdaptiveLossScaling
 from .passes import Passes, StorageEffect, Tally, layers_of
 from .target import Subject, input_name

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..core.formats import canonical_name
 from ..core.precision import LayerPrecisions, PrecisionLike, PrecisionName, StorageLike
-from ..emulation import FormatEmulation
+from ..emulation.format_emulation import FormatEmulation
 from . import inputs, remedies
 from .advice import PrecisionAdvice, advise, candidates_of
 from .branches import Branches, Units

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ..core.formats import FLOAT32
 from ..core.scale_history import HistoryPolicy
 from ..core.verdict import Rules
-from ..emulation import FormatEmulation
+from ..emulation.format_emulation import FormatEmulation
 from ..emulation.rounded_storage import RoundedStorage
 from ..engine import AdaptiveLossScaling, BatchLoop
 from ..graph.description import type_name_of

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.formats import Format
-from ..emulation import FormatEmulation
+from ..emulation.format_emulation import FormatEmulation
 from ..graph.loss import LossLike
 from . import remedies
 from .causes import Cause, listed

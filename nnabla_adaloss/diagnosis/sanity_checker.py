@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Dict, NamedTuple, Set
 
 from ..core.validation import number, positive_integer
-from ..emulation import FormatEmulation
+from ..emulation.format_emulation import FormatEmulation
 from ..engine import AdaptiveLossScaling
 from ..errors import warn
 from ..graph.graph import Graph

@@ -17,7 +17,7 @@ from ..core.power_of_two import within_float32
 from ..core.precision import Precision
 from ..core.scale_history import HistoryPolicy
 from ..core.validation import instance_or_none, integer, strings
-from ..emulation import FormatEmulation
+from ..emulation.format_emulation import FormatEmulation
 from ..emulation.rounded_storage import NativeStorage
 from ..errors import GraphChangedError, warn
 from ..graph.float_tail import TailReader

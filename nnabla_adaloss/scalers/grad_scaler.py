@@ -14,7 +14,7 @@ from ..core.saved_settings import check_version
 from ..core.scale_history import HistoryPolicy
 from ..core.validation import boolean, explains_keywords, instance_or_none, integer, strings
 from ..core.verdict import PassVerdict, Rules
-from ..emulation import with_storage
+from ..emulation.format_emulation import with_storage
 from ..engine import AdaptiveLossScaling, BatchLoop, Outcome
 from ..engine.saved_state import of_topology, topologies_of
 from ..graph.loss import LossLike, LossSeed, LossWrapper, Seed, check_seed, run_backward, variable_of

@@ -17,7 +17,7 @@ from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdat
 from ..core.config import AdaLossConfig
 from ..core.scale_policy import ScalePolicy, ScaleState
 from ..core.verdict import CHECK_AFTER, PassVerdict, Rules
-from ..emulation import with_storage
+from ..emulation.format_emulation import with_storage
 from ..engine import AdaptiveLossScaling, BatchLoop, Outcome
 from ..errors import LossScaleError
 from ..graph.graph import Graph

@@ -15,7 +15,8 @@ from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdat
 from numpy.typing import NDArray
 
 from nnabla_adaloss import AdaptiveLossScaling, FormatEmulation
-from nnabla_adaloss.emulation import format_emulation, with_storage
+from nnabla_adaloss.emulation import format_emulation
+from nnabla_adaloss.emulation.format_emulation import with_storage
 from nnabla_adaloss.graph.description import visited
 from tests.emulation.networks import arrays_of, is_half, leaf, masked_attention
 from tests.worlds.interruptions import Moments

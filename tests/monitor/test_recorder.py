@@ -28,7 +28,7 @@ from nnabla_adaloss import (
     TrainingBegan,
     UpdateEnded,
 )
-from nnabla_adaloss.emulation import FormatEmulation
+from nnabla_adaloss.emulation.format_emulation import FormatEmulation
 from nnabla_adaloss.monitor.audience import Audience
 from nnabla_adaloss.monitor.events import METHODS, Event, LayerScaled
 from nnabla_adaloss.report.page import page_of
