@@ -47,8 +47,22 @@ class ProcessGroup:
 
     def compare_calls(self, call: Call) -> None:
         """Wait until all members make a call; raise CollectiveMismatchError on all unless it is the same."""
-        if len({*self.comm.allgather(call_number(call))}) > 1:
-            raise CollectiveMismatchError(describe_mismatch(self.ranks, self.comm.allgather(call)))
+        if len({*self.comm.allgather(call_number(call))}) == 1:
+            return
+        calls = self.comm.allgather(call)
+        if len({(one.operation, one.options) for one in calls}) > 1:
+            difference = _by_rank(self.ranks, calls)
+        else:
+            columns = enumerate(zip_longest(*(one.entries for one in calls), fillvalue="missing"))
+            position, entries = next((number, row) for number, row in columns if len({*row}) > 1)
+            counts = _by_rank(self.ranks, (len(one.entries) for one in calls))
+            given = f"entry {position} given to {call.operation} is {_by_rank(self.ranks, entries)}"
+            difference = f"{given}; entries: {counts}"
+        raise CollectiveMismatchError(
+            f"ranks made different collective calls: {difference}. Every rank must make the same calls in "
+            "the same order with arrays of the same shapes: look for code or parameters that depend on the "
+            "rank."
+        )
 
     def compare_values(self, values: Mapping[str, NDArray[Any]], what: str) -> None:
         """Raise RankDisagreementError on all members unless the arrays have the same bits on all."""
@@ -77,22 +91,6 @@ def checksum(array: NDArray[Any]) -> int:
     """The CRC-32 of an array's bits, dtype and element count: -0 and +0 differ, NaNs compare."""
     head = zlib.crc32(f"{array.dtype.str}{array.size}".encode())
     return zlib.crc32(np.ascontiguousarray(array).data, head)
-
-
-def describe_mismatch(ranks: Sequence[int], calls: Sequence[Call]) -> str:
-    """The first difference between the calls of the ranks, with the ranks of each, and a likely cause."""
-    if len({(call.operation, call.options) for call in calls}) > 1:
-        difference = _by_rank(ranks, calls)
-    else:
-        columns = enumerate(zip_longest(*(call.entries for call in calls), fillvalue="missing"))
-        position, entries = next((number, row) for number, row in columns if len({*row}) > 1)
-        counts = _by_rank(ranks, (len(call.entries) for call in calls))
-        given = f"entry {position} given to {calls[0].operation} is {_by_rank(ranks, entries)}"
-        difference = f"{given}; entries: {counts}"
-    return (
-        f"ranks made different collective calls: {difference}. Every rank must make the same calls in the "
-        "same order with arrays of the same shapes: look for code or parameters that depend on the rank."
-    )
 
 
 def _by_rank(ranks: Sequence[int], values: Iterable[object]) -> str:

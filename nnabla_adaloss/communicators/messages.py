@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Callable, List, Sequence, Tuple, Union
+from typing import Callable, Collection, List, Tuple, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -20,18 +20,19 @@ MESSAGE = 1 << 20
 """Elements (4 MB in fp32) at which a packed message is full."""
 
 
-def array_list(data: Union[NdArray, Sequence[NdArray]], *, floating: bool = False) -> List[NdArray]:
+def array_list(
+    name: str, data: Union[NdArray, Collection[NdArray]], *, floating: bool = False
+) -> List[NdArray]:
     """List the NdArrays of an argument, one or a sequence; with `floating`, refuse integer arrays."""
     arrays = [data] if isinstance(data, NdArray) else list(data)
     for position, array in enumerate(arrays):
         if not isinstance(array, NdArray):
-            raise TypeError(
-                f"`data`: element {position} is a {type(array).__name__}, not an NdArray: pass its `.grad`"
-            )
+            kind = type(array).__name__
+            raise TypeError(f"{name}[{position}] must be an NdArray, such as a Variable's .grad, got {kind}")
         if floating and dtype_of(array).kind != "f":
             raise TypeError(
-                f"`data`: element {position} has dtype {dtype_of(array)}; only floating point arrays can be "
-                "summed over the ranks (they travel as float32)"
+                f"{name}[{position}] has dtype {dtype_of(array)}; only floating point arrays can be summed "
+                "over the ranks (they travel as float32)"
             )
     return arrays
 

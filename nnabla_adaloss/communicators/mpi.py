@@ -158,7 +158,7 @@ class MPICommunicator:
             inplace: for compatibility: arrays are never packed.
             group: name of the group.
         """
-        arrays = array_list(data)
+        arrays = array_list("data", data)
         with self._exchange("bcast", group, [array.shape for array in arrays], src=int(src)) as members:
             dtypes = members.comm.bcast([dtype_of(array).str for array in arrays], src)
             for array, dtype in zip(arrays, dtypes):
@@ -185,7 +185,7 @@ class MPICommunicator:
             CollectiveMismatchError: on every rank, when the ranks' calls or shapes differ.
             TypeError: an array is not floating point.
         """
-        arrays = array_list(data, floating=True)
+        arrays = array_list("data", data, floating=True)
         shapes = [array.shape for array in arrays]
         with self._exchange("all_reduce", group, shapes, division=bool(division)) as members:
             if len(members.ranks) == 1:
@@ -248,11 +248,8 @@ class MPICommunicator:
         with self._exchange("check_agreement", entries=named, what=what) as world:
             hosted = {}
             for name, value in named.items():
-                if not isinstance(value, NdArray):
-                    hosted[name] = np.asarray(value)
-                else:
-                    # A lazily zero array stays so.
-                    hosted[name] = np.zeros(value.size, np.float32) if value.zeroing else host_view(value)
+                # A lazily zero NdArray stays so.
+                hosted[name] = value.get_data("r") if isinstance(value, NdArray) else np.asarray(value)
             world.compare_values(hosted, what)
 
     def abort(self, exit_code: int = 1) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..communicators.agreement import RankDisagreementError, checksum
+from ..communicators.messages import array_list
 from ..core.verdict import PassVerdict
 from ..engine import Outcome
 from ..host_context import dtype_of, host_view
@@ -36,11 +37,7 @@ class GradientExchange:
             )
         if grads is not None and not isinstance(grads, Collection):
             raise TypeError(f"grads must be a list of NdArrays, got {type(grads).__name__}")
-        self._grads = [] if grads is None else list(grads)
-        for index, grad in enumerate(self._grads):
-            if not isinstance(grad, nn.NdArray):
-                kind = type(grad).__name__
-                raise TypeError(f"grads[{index}] must be an NdArray, such as a Variable's .grad, got {kind}")
+        self._grads = [] if grads is None else array_list("grads", grads)
         if self._grads and comm is None:
             raise ValueError("grads are exchanged through comm, but comm is None: pass one, or no grads")
         self.comm: Any = comm

@@ -65,9 +65,11 @@ def test_overflow_of_the_narrow_dtype_is_an_infinity():
 
 
 def test_variables_and_integers_are_refused_by_position():
-    with pytest.raises(TypeError, match=r"element 1 is a Variable, not an NdArray.*`\.grad`"):
-        array_list([NdArray(()), nn.Variable((2,))])
+    with pytest.raises(
+        TypeError, match=r"data\[1\] must be an NdArray, such as a Variable's \.grad, got Variable"
+    ):
+        array_list("data", [NdArray(()), nn.Variable((2,))])
     integers = NdArray((2,))
     integers.cast(np.int32)
-    with pytest.raises(TypeError, match="element 1 has dtype int32"):
-        array_list([NdArray((2,)), integers], floating=True)
+    with pytest.raises(TypeError, match=r"data\[1\] has dtype int32"):
+        array_list("data", [NdArray((2,)), integers], floating=True)
