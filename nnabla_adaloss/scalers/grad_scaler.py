@@ -20,7 +20,7 @@ from ..engine.saved_state import of_topology, topologies_of
 from ..graph.loss import LossLike, LossSeed, LossWrapper, Seed, check_seed, run_backward, variable_of
 from ..monitor.audience import audience_of
 from ..undo import ArraySnapshot
-from ..undo.shared_memory import shared_memory_of
+from ..undo.shared_memory import SharedMemory
 from ..updaters.notifications import Notifier
 from ..updaters.solvers import check_solvers, named_parameters, parameters_of
 
@@ -324,7 +324,7 @@ class GradScaler:
         for scaling in self.engines:
             if hash(scaling.variable) in self._forwarded:
                 writers = {*scaling.plan.state_leaves.values()} - {None}
-                _, carried = shared_memory_of(scaling.graph, scaling.plan).find()
+                _, carried = SharedMemory(scaling.graph, scaling.plan).find()
                 if writers or carried:
                     return True
         return bool(self._used)

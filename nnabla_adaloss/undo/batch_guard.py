@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 import nnabla as nn
 
@@ -11,7 +11,7 @@ from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
 from ..kernels import Kernels
 from ..kernels.arrays import are_readable, is_readable
-from .shared_memory import SharedMemory, shared_memory_of
+from .shared_memory import SharedMemory
 from .snapshot import ArraySnapshot, Contents, contents_of, put_back
 
 Moment = Dict[ArraySnapshot, ArraySnapshot]
@@ -19,34 +19,29 @@ Moment = Dict[ArraySnapshot, ArraySnapshot]
 
 
 class ForwardState:
-    """Leaves that forward writes, except a feeder's data, saved once for all batches of an update (window).
-
-    Findings about parameters outlive graphs.
-    """
+    """Leaves that forward writes, except fed data, saved once per window: the batches of an update."""
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
         self._graph: Optional[Graph] = None
-        # Leaves that forward writes, by key: in the present graph; and parameters, in any graph.
+        # Leaves that forward writes in the present graph, by key.
         self.written: Dict[int, nn.Variable] = {}
-        self._parameters: Dict[int, nn.Variable] = {}
+        # Of parameters, in any graph: True if forward writes it, False if it was seen to leave it unchanged.
+        self._parameters: Dict[int, bool] = {}
         # Carried leaves share the memory of an output that overwrites them, as after `h0.data = h.data`. Each
         # batch looks for them, as sharing may begin and end.
-        self._shared = SharedMemory([], [])
-        # Snapshots that this window has saved, the keys of their leaves, and earlier ones, for their memory.
+        self._shared: SharedMemory
+        # Snapshots that this window has saved, and earlier ones, for their memory.
         self._saved: List[ArraySnapshot] = []
-        self._saved_keys: Set[int] = set()
         self._unused: List[ArraySnapshot] = []
-        # Parameters that the first forward may turn out to write, with their contents before it; and keys of
-        # those that a first forward has shown.
+        # Parameters that the first forward may turn out to write, with their contents before it.
         self.candidates: List[nn.Variable] = []
         self._before: List[Tuple[nn.Variable, Contents]] = []
-        self._examined: Set[int] = set()
 
     def drop(self) -> None:
         """Drop the saved state, at the start of a window."""
         # In this order, as a signal may interrupt: no snapshot may be used twice in a window.
-        saved, self._saved, self._saved_keys, self._before = self._saved, [], set(), []
+        saved, self._saved, self._before = self._saved, [], []
         self._unused[:0] = saved
 
     def save(self, graph: Graph, plan: GraphPlan) -> None:
@@ -65,12 +60,13 @@ class ForwardState:
         for output in outputs:
             output.persistent = True
         leaves = {**self.written, **{hash(leaf): leaf for leaf in carried}} if carried else self.written
-        unsaved = {key: leaves[key] for key in leaves if key not in self._saved_keys}
+        saved = {hash(leaf) for snapshot in self._saved for leaf in snapshot.variables}
+        unsaved = [leaf for key, leaf in leaves.items() if key not in saved]
         if unsaved:
             snapshot = self._unused.pop(0) if self._unused else ArraySnapshot(self._kernels)
-            snapshot.variables = [*unsaved.values()]
+            snapshot.variables = unsaved
             snapshot.save()
-            self._saved, self._saved_keys = [*self._saved, snapshot], {*self._saved_keys, *unsaved}
+            self._saved.append(snapshot)
         if self.candidates:
             self._before = [(leaf, contents_of(leaf.data)) for leaf in self.candidates]
 
@@ -79,12 +75,10 @@ class ForwardState:
         changed = self._changed()
         leaves = {hash(leaf): leaf for leaf, _ in changed}
         self.written.update(leaves)
-        self._parameters.update(leaves)
+        self._parameters.update({key: key in leaves for key in map(hash, self.candidates)})
         snapshot = ArraySnapshot(self._kernels, list(leaves.values()))
         snapshot.put([before for _, before in changed])
         self._saved.append(snapshot)
-        self._saved_keys.update(leaves)
-        self._examined.update(map(hash, self.candidates))
         self.candidates, self._before = [], []
 
     def restore(self, moment: Optional[Moment] = None) -> None:
@@ -121,7 +115,7 @@ class ForwardState:
 
     def _find(self, graph: Graph, plan: GraphPlan) -> None:
         """Find the leaves that forward writes, and `candidates`."""
-        self._shared = shared_memory_of(graph, plan)
+        self._shared = SharedMemory(graph, plan)
         # nnabla does not see that later functions read these, as leaves, and may free them before.
         for position in plan.memory_uses.cut_off:
             graph.variables[position].persistent = True
@@ -129,21 +123,18 @@ class ForwardState:
         for position, writer in plan.state_leaves.items():
             leaf, key = graph.leaves[position], graph.keys[position]
             is_parameter = key in plan.names
-            if writer is not None or key in self._parameters:
+            if writer is not None or self._parameters.get(key):
                 self.written[key] = leaf
                 if is_parameter:
-                    self._parameters[key] = leaf
-            elif is_parameter and key not in self._examined:
+                    self._parameters[key] = True
+            elif is_parameter and key not in self._parameters:
                 self.candidates.append(leaf)
         # Assigned last: a signal may interrupt between any two lines.
         self._graph = graph
 
 
 class BatchGuard:
-    """Undoes a batch, or the window of all since `begin`.
-
-    For each batch the engine calls `begin_batch`, and `before_backward` after its forward.
-    """
+    """Undoes a batch, around whose forward `begin_batch` and `before_backward` are called, or a window."""
 
     def __init__(
         self,

@@ -20,9 +20,11 @@ Use = Tuple[nn.Variable, int]
 class SharedMemory:
     """Finds leaves that share memory with an output of the same graph, as after `h0.data = h.data`."""
 
-    def __init__(self, reads: List[Use], writes: List[Use]) -> None:
-        self._reads, self._writes = reads, writes
-        self._variables = [v for v, _ in [*reads, *writes]]
+    def __init__(self, graph: Graph, plan: GraphPlan) -> None:
+        uses = plan.memory_uses
+        self._reads: List[Use] = [(graph.variables[p], index) for p, index in uses.leaves.items()]
+        self._writes: List[Use] = [(graph.variables[p], index) for p, index in uses.outputs.items()]
+        self._variables = [v for v, _ in self._reads + self._writes]
         self._marks: List[nn.Variable] = []
 
     def find(self) -> Tuple[List[nn.Variable], List[nn.Variable]]:
@@ -46,14 +48,6 @@ class SharedMemory:
         # Kept, so that in the next search the counts of these leaves differ from those of outputs.
         self._marks += _marks([read for read in reads if read not in sharing])
         return [v for v, _ in writes], [v for v, _ in carried]
-
-
-def shared_memory_of(graph: Graph, plan: GraphPlan) -> SharedMemory:
-    """Prepare the search in a graph with this plan."""
-    uses = plan.memory_uses
-    reads = [(graph.variables[p], index) for p, index in uses.leaves.items()]
-    writes = [(graph.variables[p], index) for p, index in uses.outputs.items()]
-    return SharedMemory(reads, writes)
 
 
 def _overwriting(reads: List[Use], writes: List[Use]) -> List[Use]:

@@ -22,7 +22,7 @@ from ..errors import warn
 from ..graph.names import must_override, parameters_in
 from ..state.state_file import StateFileError
 from ..state.whole_file import PathLike, replace_file, special_kind
-from ..undo.shared_memory import shared_memory_of
+from ..undo.shared_memory import SharedMemory
 from .loop import TrainingLoop
 from .solvers import has
 
@@ -270,7 +270,7 @@ def _unsaved(engines: Sequence[AdaptiveLossScaling], saved: Set[nn.NdArray]) -> 
     read: Set[nn.NdArray] = set()
     for engine in engines:
         yield from [description for key, description in engine.written.items() if key not in keys]
-        for leaf in shared_memory_of(engine.graph, engine.plan).find()[1]:
+        for leaf in SharedMemory(engine.graph, engine.plan).find()[1]:
             if leaf.data not in saved:
                 yield f"an input of shape {leaf.shape} whose data an output has written"
         read.update(leaf.data for leaf in engine.graph.leaves.values())

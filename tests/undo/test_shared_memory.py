@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import gc
-from typing import Any, Callable, List
+from types import SimpleNamespace
+from typing import Any, Callable, List, Optional, Sequence
 
 import nnabla as nn
 import nnabla.functions as F
@@ -33,14 +34,17 @@ def chain(length: int) -> List[nn.Variable]:
     return found
 
 
-def each(variables: List[Any]) -> List[Any]:
-    """Used by one function each, in their order."""
-    return [(v, index) for index, v in enumerate(variables)]
-
-
-def shared_memory(leaves: List[nn.Variable], outputs: List[nn.Variable]) -> SharedMemory:
-    """Of leaves that the first function reads, and functions with one output each."""
-    return SharedMemory([(leaf, 0) for leaf in leaves], each(outputs))
+def shared_memory(
+    leaves: Sequence[Any], outputs: Sequence[Any], reads: Optional[Sequence[int]] = None
+) -> SharedMemory:
+    """Of leaves, each with the function that reads it, by default the first, and functions with an output."""
+    uses = SimpleNamespace(
+        leaves=dict(enumerate(reads or [0] * len(leaves))),
+        outputs={len(leaves) + index: index for index in range(len(outputs))},
+    )
+    graph: Any = SimpleNamespace(variables=[*leaves, *outputs])
+    plan: Any = SimpleNamespace(memory_uses=uses)
+    return SharedMemory(graph, plan)
 
 
 @pytest.mark.parametrize("share", WAYS)
@@ -78,7 +82,7 @@ def test_arrays_read_after_they_are_written_are_not_carried(share: Share, read: 
     x, *outputs = chain(4)
     leaf = nn.Variable((2, 3))
     share(leaf, outputs[2])
-    shared = SharedMemory([(x, 0), (leaf, read)], each(outputs))
+    shared = shared_memory([x, leaf], outputs, [0, read])
     assert shared.find() == ([outputs[2]], [leaf] if carried else [])
 
 
@@ -87,7 +91,7 @@ def test_memory_that_is_written_once_more_is_carried() -> None:
     _, *outputs = chain(4)
     leaf = nn.Variable((2, 3))
     leaf.data = outputs[1].data = outputs[3].data
-    shared = SharedMemory([(leaf, 2)], each(outputs))
+    shared = shared_memory([leaf], outputs, [2])
     assert shared.find() == ([outputs[1], outputs[3]], [leaf])
 
 
@@ -96,7 +100,7 @@ def test_one_of_two_leaves_that_share_memory_may_be_read_before() -> None:
     early, late, other = (nn.Variable((2, 3)) for _ in range(3))
     early.data = late.data = outputs[1].data
     other.data = outputs[2].data
-    shared = SharedMemory([(late, 3), (early, 0), (other, 3)], each(outputs))
+    shared = shared_memory([late, early, other], outputs, [3, 0, 3])
     assert shared.find() == (outputs[1:3], [late, early])
 
 
@@ -125,7 +129,7 @@ def asked(functions: int, arrange: Callable[[List[Any], List[Any]], Any], looks:
     """How often leaves and outputs, one per function, are asked in the last of several looks."""
     leaves, outputs = ([nn.Variable((2,)) for _ in range(functions)] for _ in range(2))
     kept = arrange(leaves, outputs)
-    shared = SharedMemory(each(list(map(Counted, leaves))), each(list(map(Counted, outputs))))
+    shared = shared_memory([*map(Counted, leaves)], [*map(Counted, outputs)], range(functions))
     for _ in range(looks):
         Counted.asked = 0
         shared.find()
