@@ -48,13 +48,9 @@ def read_state(path: PathLike) -> Dict[str, Any]:
         header = _parse(first, f"{name} is not a state file: its first line is not JSON")
         if not isinstance(header, dict) or header.get("kind") != _KIND:
             raise StateFileError(f"{name} is not a state file of nnabla_adaloss")
-        version = header.get("version")
-        if not isinstance(version, int) or version < 1:
-            raise StateFileError(f"{damaged}: its header has version {version!r}; {instead}")
-        if version > FORMAT_VERSION:
-            raise StateFileError(
-                f"{name} has format version {version}, later than {FORMAT_VERSION}: update nnabla_adaloss"
-            )
+        if header.get("version") != FORMAT_VERSION:
+            versions = f"format version {header.get('version')!r}, not {FORMAT_VERSION}"
+            raise StateFileError(f"{name} has {versions}: update nnabla_adaloss, or {instead}")
         if size > _LARGEST:
             raise StateFileError(f"{damaged}: it has {size} bytes, a state at most {_LARGEST}; {instead}")
         body = file.read(size)

@@ -89,9 +89,12 @@ NO_STATE = "state is not a state file"
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (content_of(version=FORMAT_VERSION + 1), "update nnabla_adaloss$"),
-        (content_of(version=0), "damaged: its header has version 0; use an earlier checkpoint$"),
-        (content_of(version=None), "damaged"),
+        (
+            content_of(version=FORMAT_VERSION + 1),
+            "format version 2, not 1: update nnabla_adaloss, or use an earlier checkpoint$",
+        ),
+        (content_of(version=0), "format version 0, not 1"),
+        (content_of(version=None), "format version None, not 1"),
         (content_of(kind="something else"), f"{NO_STATE} of nnabla_adaloss$"),
         (content_of(sha256="0" * 64), "damaged: its checksum does not match; use an earlier checkpoint$"),
         (content_of(more=b"more\n"), "damaged: its checksum does not match; use an earlier checkpoint$"),
