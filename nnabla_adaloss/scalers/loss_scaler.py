@@ -206,8 +206,7 @@ class LossScaler:
             own = {name: state[name] for name in ("scale", *_COUNTS)}
         except KeyError as error:
             raise ValueError(f"state has no {error}: it is not a LossScaler's") from None
-        # Earlier versions had a window of measured scales.
-        saved = {name: value for name, value in state.items() if name not in {*own, "window", "chosen"}}
+        saved = {name: value for name, value in state.items() if name not in {*own, "chosen"}}
         known, foreign = with_known_names(saved, self._settings, state.get("chosen"))
         settings = {name: convert(name, {**known, **own}[name]) for name, convert in _CHECKS.items()}
         counts = {name: check.nonnegative_integer(name, own[name]) for name in _COUNTS}
@@ -285,13 +284,13 @@ def _is_finite(gradient: Gradient) -> bool:
 def _unscaled(gradient: Gradient, scale: float, *, in_place: bool = False) -> Gradient:
     """Divide a gradient by `scale`: in place, except a NumPy array that must not or cannot change."""
     stored = _stored(gradient)
-    wide: Any = _wide(stored.dtype)
+    wide: Any = np.result_type(stored.dtype, np.float32)
     if not isinstance(stored, nn.NdArray):
         out = stored if in_place and _holds_its_quotient(stored) else None
         return np.asanyarray(np.divide(stored, scale, out=out, dtype=wide))
     # A lazily zero gradient must stay so: solvers skip its parameter.
     if not stored.zeroing:
-        values = host_view(stored, np.dtype(wide))
+        values = host_view(stored, wide)
         np.divide(values, scale, out=values)
     return gradient
 
@@ -299,10 +298,6 @@ def _unscaled(gradient: Gradient, scale: float, *, in_place: bool = False) -> Gr
 def _holds_its_quotient(gradient: Gradient) -> bool:
     """True if the gradient's array can hold the quotient."""
     if isinstance(gradient, np.ndarray):
-        return bool(gradient.flags.writeable) and gradient.dtype == _wide(gradient.dtype)
+        wide_enough = gradient.dtype == np.result_type(gradient.dtype, np.float32)
+        return wide_enough and gradient.flags.writeable
     return isinstance(gradient, (nn.NdArray, nn.Variable))
-
-
-def _wide(dtype: Any) -> Any:
-    """Dtype to unscale in."""
-    return np.float64 if dtype == np.float64 else np.float32

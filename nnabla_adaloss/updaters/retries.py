@@ -91,11 +91,9 @@ class Counters:
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Counters:
         """Load saved fields; KeyError, TypeError, AttributeError or ValueError if they are invalid."""
-        # Earlier states lack `fed`.
-        counts = {"fed": saved["batches"], **saved}
         names = ("updates", "batches", "repeats", "fed")
         lost = {str(cause): nonnegative_integer("lost", number) for cause, number in saved["lost"].items()}
-        return cls(lost=lost, **{name: nonnegative_integer(name, counts[name]) for name in names})
+        return cls(lost=lost, **{name: nonnegative_integer(name, saved[name]) for name in names})
 
 
 @dataclass

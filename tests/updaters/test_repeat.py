@@ -391,9 +391,3 @@ def test_a_batch_that_was_not_fed_is_asked_for_again() -> None:
     updater.update()
     assert asked == [0, 1, 2, 3, 2, 3]
     assert updater.state_dict()["counters"]["fed"] == 4
-
-
-def test_counters_of_an_earlier_version_have_fed_the_batches_they_count() -> None:
-    saved = asdict(Counters(3, 7, 2))
-    del saved["fed"]
-    assert Counters.from_dict(saved).fed == 7
