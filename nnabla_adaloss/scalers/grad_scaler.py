@@ -22,7 +22,7 @@ from ..monitor.audience import audience_of
 from ..undo import ArraySnapshot
 from ..undo.shared_memory import SharedMemory
 from ..updaters.notifications import Notifier
-from ..updaters.solvers import check_solvers, named_parameters, parameters_of
+from ..updaters.solvers import check_solver, named_parameters, parameters_of
 
 _VERSION = 3
 _REPEATS = 19  # limit of repeats of the first batch until its scales fit
@@ -116,7 +116,18 @@ class GradScaler:
     ) -> None:
         self._enabled = boolean("enabled", enabled)
         self._float_tail = boolean("float_tail", float_tail)
-        self._solvers = check_solvers(solvers, _NO_SOLVERS)
+        if not solvers:
+            raise ValueError("GradScaler needs a solver, or several: GradScaler(solver)")
+        for index, solver in enumerate(solvers):
+            name = f"solvers[{index}]"
+            check_solver(name, solver, ("update", "get_parameters"), _NO_SOLVERS)
+            if not solver.get_parameters():
+                raise ValueError(
+                    f"{name} has no parameters: call solver.set_parameters(nnabla.get_parameters())"
+                )
+            if any(solver is other for other in solvers[:index]):
+                raise ValueError(f"{name} is given twice")
+        self._solvers = solvers
         self._parameters = partial(parameters_of, self._solvers)
         self._config = instance_or_none("config", config, AdaLossConfig)
         self._history = instance_or_none("history", history, HistoryPolicy)

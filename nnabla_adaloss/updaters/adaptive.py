@@ -25,7 +25,7 @@ from ..state.state_file import read_state, write_state
 from ..state.whole_file import PathLike
 from .loop import TrainingLoop
 from .retries import Counters, UpdateResult
-from .settings import GlobalScaleName, HookLike, OnOverflow, Policy, Setting, keep_data, policy
+from .settings import GlobalScaleName, HookLike, OnOverflow, Policy, Setting, keep_data
 from .solvers import check_solver
 
 # Arguments of torch's `GradScaler`, and those that take their place.
@@ -137,9 +137,9 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
     config: Any = Setting(fixed=True, saved=True)
     storage: Any = Setting(fixed=True)
     max_retries: Any = Setting(check.nonnegative_integer)
-    on_nonfinite_loss: Policy = policy()
-    on_nonfinite_forward: Policy = policy()
-    on_scale_floor: Policy = policy()
+    on_nonfinite_loss: Any = Setting(partial(check.choice, words=Policy))
+    on_nonfinite_forward: Any = Setting(partial(check.choice, words=Policy))
+    on_scale_floor: Any = Setting(partial(check.choice, words=Policy))
     min_scale: Any = Setting(fixed="history", saved=True)  # measured scales keep their floor
     max_scale: Any = Setting(saved=True)
     hysteresis: Any = Setting(saved=True)
@@ -223,7 +223,6 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
                 raise
             raise (MemoryError if isinstance(error, MemoryError) else RuntimeError)(message) from error
         finally:
-            # Calls the callbacks of `when_idle` that came during the update.
             self._idle.drain()
 
     @property
@@ -327,12 +326,10 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
 
     def _deciding_settings(self) -> Dict[str, SettingValue]:
         """Settings that determine the next step, with their defaults."""
-        table = vars(AdaptiveLossScalingUpdater)
-        settings = {
-            name: SettingValue(getattr(self, name), argument.default)
-            for name, argument in inspect.signature(AdaptiveLossScalingUpdater).parameters.items()
-            if getattr(table.get(name), "saved", False)
-        }
+        arguments = inspect.signature(AdaptiveLossScalingUpdater).parameters
+        rows = vars(AdaptiveLossScalingUpdater).items()
+        saved = [name for name, row in rows if isinstance(row, Setting) and row.saved]
+        settings = {name: SettingValue(getattr(self, name), arguments[name].default) for name in saved}
         del settings["config"]  # its fields instead, as the engine has completed them
         settings.update(saved_settings.fields_of(self.scaling.config))
         settings["global_scale"] = SettingValue(self.history or "dynamic", HistoryPolicy())

@@ -19,12 +19,12 @@ from nnabla.solver import Solver
 
 from ..engine.adaptive_loss_scaling import AdaptiveLossScaling
 from ..errors import warn
-from ..graph.names import must_override, parameters_in
+from ..graph.names import parameters_in
 from ..state.state_file import StateFileError
 from ..state.whole_file import PathLike, replace_file, special_kind
 from ..undo.shared_memory import SharedMemory
 from .loop import TrainingLoop
-from .solvers import has
+from .solvers import check_solver
 
 Variables = Dict[str, nn.Variable]
 
@@ -184,9 +184,8 @@ def _objects_and_modules(parts: Any) -> Tuple[List[Any], List[Any]]:
         for solver in getattr(part, "_solvers", ()):  # of a GradScaler
             if not any(solver is own for own in objects):
                 raise ValueError(f"the scaler steps a solver ({solver.name}) that is not given: give it, too")
-        missing = [name for name in _OF_SOLVERS if isinstance(part, Solver) and not has(part, name)]
-        if missing:
-            raise TypeError(must_override(part, missing[0]))
+        if isinstance(part, Solver):
+            check_solver("solver", part, _OF_SOLVERS)
     return objects, modules
 
 
@@ -201,10 +200,7 @@ def _between_updates(parts: List[Any], caller: str) -> Iterator[None]:
 
 
 def _variables(parts: List[Any], modules: List[Any]) -> Variables:
-    """Parameters of the current scope and of all parts, and solvers' states of each, by name in the file.
-
-    ValueError if names clash, or if the training needs more.
-    """
+    """Parameters of the scope and of all parts, and solvers' states, by unique name in the file."""
     parameters = dict(nn.get_parameters(grad_only=False))
     # Arrays, as a parameter of the scope may be a solver's or a Module's, too: each is saved once.
     saved = {variable.data for variable in parameters.values()}

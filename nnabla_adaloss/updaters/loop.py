@@ -72,7 +72,6 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         # Last, because it may replace functions of the graph: all other arguments are valid by now.
         self._loss: LossLike = arguments["loss"]
         self.scaling = self._engine(self._loss, self.config)
-        # Updaters with common parameters or solver exclude each other.
         used = chain(Graph(self.scaling.variable).leaves.values(), parameters_of([self.solver]))
         self._idle = idle_of(frozenset({id(self.solver), *(hash(v.data) for v in used)}))
 
@@ -231,7 +230,10 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
                     # After a hopeless batch, `judge` tries at the first overflow whether any scale helps.
                     check_after = 0 if self._retries.hopeless else CHECK_AFTER
                     rules = Rules(self._repeat, self.max_retries, check_after, outcome.facts.overflowed)
-                    outcome = _combined(outcome, self._batch_loop().go_on(rules))
+                    now = self._batch_loop().go_on(rules)
+                    # The first overflow, if any, and its layers before others that were not finite.
+                    first, other = (outcome, now) if outcome.facts.overflowed else (now, outcome)
+                    outcome = first._replace(layers=tuple(dict.fromkeys(first.layers + other.layers)))
         return outcome
 
     def _run_pass(self, rerun: bool) -> None:
@@ -409,9 +411,3 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         return UpdateResult(
             False, self.scale, retries, reason, last.layers, last.layers, last.fault, last.component
         )
-
-
-def _combined(before: Outcome, outcome: Outcome) -> Outcome:
-    """Combine outcomes: the first overflow, if any, and its layers before others that were not finite."""
-    first, other = (before, outcome) if before.facts.overflowed else (outcome, before)
-    return first._replace(layers=tuple(dict.fromkeys((*first.layers, *other.layers))))

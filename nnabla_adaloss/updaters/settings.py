@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from typing import Any, Callable, Dict, Literal, Optional, Tuple, Union
 
 from ..core.scale_history import HistoryPolicy
@@ -87,8 +86,3 @@ class Setting:
         if name in POLICY_FIELDS:
             updater._s0.change(**{name: checked})
         values[name] = checked
-
-
-def policy() -> Any:
-    """Make the setting of a `Policy`, whose type a checker sees."""
-    return Setting(partial(choice, words=Policy))

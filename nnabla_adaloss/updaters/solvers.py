@@ -33,7 +33,7 @@ def check_solver(name: str, value: Any, methods: Sequence[str] = _METHODS, inste
     advice = next((advice for kind, advice in instead if isinstance(value, kind)), None)
     if isinstance(value, type) or inspect.isroutine(value):
         advice = f"{value.__name__} makes one: call it, as in {value.__name__}(1e-3)"
-    missing = [method for method in methods if not (has(value, method) and callable(getattr(value, method)))]
+    missing = [method for method in methods if not has(value, method)]
     if missing and isinstance(value, Solver):
         advice = must_override(value, missing[0])
     elif missing:
@@ -41,20 +41,6 @@ def check_solver(name: str, value: Any, methods: Sequence[str] = _METHODS, inste
     if advice:
         raise TypeError(f"{name} must be an nnabla solver; {advice}")
     return value
-
-
-def check_solvers(solvers: Sequence[Any], instead: Any) -> Sequence[Any]:
-    """Check a `GradScaler`'s solvers: TypeError or ValueError unless each has parameters and occurs once."""
-    if not solvers:
-        raise ValueError("GradScaler needs a solver, or several: GradScaler(solver)")
-    for index, solver in enumerate(solvers):
-        name = f"solvers[{index}]"
-        check_solver(name, solver, ("update", "get_parameters"), instead)
-        if not solver.get_parameters():
-            raise ValueError(f"{name} has no parameters: call solver.set_parameters(nnabla.get_parameters())")
-        if any(solver is other for other in solvers[:index]):
-            raise ValueError(f"{name} is given twice")
-    return solvers
 
 
 def make_memory(solver: Any, trained: Iterable[nn.Variable], context: nn.Context) -> None:

@@ -95,7 +95,7 @@ def test_a_solver_without_states_is_not_saved(tmp_path: Path) -> None:
     loss = two_layers(data(4, 3))
     updater = AdaptiveLossScalingUpdater(written_in_python(*METHODS)(solver_of()), loss, storage="float16")
     updater.update()
-    with pytest.raises(TypeError, match="^Wrapper must override get_states"):
+    with pytest.raises(TypeError, match="Wrapper must override get_states"):
         save_checkpoint(tmp_path / "checkpoint", updater)
     assert not [*tmp_path.iterdir()]
     assert diagnose(updater)
