@@ -25,7 +25,7 @@ from ..state.state_file import read_state, write_state
 from ..state.whole_file import PathLike
 from .loop import TrainingLoop
 from .retries import Counters, UpdateResult
-from .settings import GlobalScaleName, HookLike, OnOverflow, Policy, Setting, keep_data
+from .settings import GlobalScaleName, HookLike, OnOverflow, Policy, Setting, keep_data, policy
 from .solvers import check_solver
 
 # Arguments of torch's `GradScaler`, and those that take their place.
@@ -137,9 +137,9 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
     config: Any = Setting(fixed=True, saved=True)
     storage: Any = Setting(fixed=True)
     max_retries: Any = Setting(check.nonnegative_integer)
-    on_nonfinite_loss: Any = Setting(partial(check.choice, words=Policy))
-    on_nonfinite_forward: Any = Setting(partial(check.choice, words=Policy))
-    on_scale_floor: Any = Setting(partial(check.choice, words=Policy))
+    on_nonfinite_loss: Policy = policy()
+    on_nonfinite_forward: Policy = policy()
+    on_scale_floor: Policy = policy()
     min_scale: Any = Setting(fixed="history", saved=True)  # measured scales keep their floor
     max_scale: Any = Setting(saved=True)
     hysteresis: Any = Setting(saved=True)

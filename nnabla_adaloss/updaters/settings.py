@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any, Callable, Dict, Literal, Optional, Tuple, Union
 
 from ..core.scale_history import HistoryPolicy
@@ -86,3 +87,7 @@ class Setting:
         if name in POLICY_FIELDS:
             updater._s0.change(**{name: checked})
         values[name] = checked
+
+
+policy: Any = partial(Setting, partial(choice, words=Policy))
+"""Makes the setting of a `Policy`, whose type a checker sees."""
