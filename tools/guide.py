@@ -25,7 +25,7 @@ BESIDE = {
 _BADGE = re.compile(r"\[?!\[[^\]]*\]\(https:[^)]*\)(?:\]\([^)]*\))? ?")
 
 # Letters of two columns, of the longest word of each, that fit the width of a phone.
-_PHONE = 44
+_PHONE = 40
 
 
 def rooms() -> Dict[str, List[str]]:
