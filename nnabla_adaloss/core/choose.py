@@ -46,7 +46,7 @@ _APART = 4.0  # factor within which the limits of successive components are equa
 _LOSSES_APART = 16.0  # factor within which the limits after several losses are equalized
 
 MethodAlpha = Callable[[str, float, float], Tuple[float, Reason]]
-"""Computes alpha and its reason from a layer's name, S, and S without compensation of a small loss."""
+"""Alpha and its reason, of a layer's name, S before it, and that S uncompensated for a small loss weight."""
 
 
 class ScaleLimits(NamedTuple):
@@ -59,7 +59,7 @@ class ScaleLimits(NamedTuple):
     underflowed: AbstractSet[int] = frozenset()  # measured as zero, although predecessors are not
     equalize: bool = True  # True if close limits are equalized
     bounds: Mapping[int, AlphaBounds] = {}  # bounds of alphas, by position of the weight
-    # Scale of a component below which its gradients lose bits; without one, no layer's weight lowers it.
+    # Scale of a component below which its gradients lose bits; without one it is not lowered for weights.
     floors: Mapping[int, float] = {}
 
     def with_s0(self, components: Components, s0: float) -> ScaleLimits:
@@ -69,12 +69,12 @@ class ScaleLimits(NamedTuple):
             weight, limit = self.loss_weights[index], limits[index]
             if weight:
                 limits[index] = min(within_float32(s0 / weight), math.inf if limit is None else limit)
-        # Without floors, no layer's weight lowers these scales: a given S0 stays.
+        # Without floors, these scales are not lowered for weights: a given S0 stays.
         floors = {i: floor for i, floor in self.floors.items() if i not in components.at_loss}
         return self._replace(limits=limits, floors=floors)
 
     def size_before(self, edge: Edge) -> float:
-        """Largest gradient expected before an edge, unscaled; at the loss it includes the edge's factor."""
+        """Largest unscaled gradient expected before an edge; at the loss, times the edge's factor."""
         if edge.layer is None:
             # The loss gradient is 1. The successor's loss weight is the product of all factors from there on.
             return self.loss_weights[edge.successor]
@@ -82,12 +82,12 @@ class ScaleLimits(NamedTuple):
         return self.loss_weights[edge.predecessor] * (1.0 if unit_amax is None else unit_amax)
 
     def first_scale(self, index: int, unweighted: float, predecessor_scale: float, span: float) -> float:
-        """Scale of a component without a limit; `unweighted`: for a loss weight of 1; `span`: see `Start`."""
+        """Scale of an unlimited component; `unweighted`: for a loss weight of 1; `span`: as in `Start`."""
         # The root is chosen although its loss weight may be 0, as with a loss gradient of zeros.
         scale = unweighted / (self.loss_weights[index] or 1.0)
         if index in self.underflowed:
-            # The function that computed it ran at the lower scale of the two components: all results were
-            # below u_min. A scale `span` times as high brings even u_min only to u_max / margin.
+            # The function that computed it ran at the lower of the two scales, and all results were below
+            # u_min. `span` times as high, they are below u_max / margin.
             scale = max(scale, min(scale, predecessor_scale) * span)
         return within_float32(scale)
 
@@ -133,7 +133,7 @@ class Start(NamedTuple):
     # The given S0, or the initial one. A higher `root_scale` only compensates a small loss: unmeasured
     # components and `accum_upper_bound` are relative to `start_scale`.
     start_scale: float
-    span: float  # u_max / (margin * u_min): ratio of the largest to the smallest magnitude to keep
+    span: float  # u_max / (margin * u_min): brings the smallest magnitude to keep to a margin below u_max
     power_of_two: bool = True  # True if every other scale is the root's times a power of two
 
 
@@ -148,7 +148,7 @@ def choose(
     components: Components, limits: ScaleLimits, start: Start, method_alpha: Optional[MethodAlpha]
 ) -> Choice:
     """Choose the scale of each component by the formulas above; `method_alpha`: None for "amax_history"."""
-    shared_limits = _equalized(components, limits)
+    shared_limits = _equalize(components, limits)
     largest: Dict[int, float] = {}  # by successor, for unmeasured ones: the largest size before edges to it
     for edge in components.edges if None in limits.limits else ():
         largest[edge.successor] = max(limits.size_before(edge), largest.get(edge.successor, 0.0))
@@ -230,7 +230,8 @@ def choose_merged(
     # Rounding errors of gradients that underflow reach all descendants.
     inexact = components.with_descendants(worth_hooks)
     for contributors in components.leaves.values():
-        # The component with the smallest limit has the largest gradients.
+        # The component with the smallest limit has the largest gradients. Of several with this limit the last
+        # decides; another would do as well: half of the leaf's gradient is exact, the other half is not.
         by_limit = {limit_of[i]: i for i in contributors if i in limit_of}
         if by_limit and by_limit[min(by_limit)] in inexact:
             return None
@@ -254,7 +255,7 @@ def _in_order(components: Components, loss_weights: Sequence[float]) -> Iterable
         waiting = later if len(later) < len(waiting) else []  # else nothing leads to these edges
 
 
-def _equalized(components: Components, limits: ScaleLimits) -> Sequence[Optional[float]]:
+def _equalize(components: Components, limits: ScaleLimits) -> Sequence[Optional[float]]:
     """Equalize close limits of arrays: a layer between different scales would have to copy its weight."""
     if not limits.equalize:
         return limits.limits

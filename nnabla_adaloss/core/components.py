@@ -48,7 +48,7 @@ class NodeStructure(NamedTuple):
 
 
 class Edge(NamedTuple):
-    """Function that leads from one component to another, for any shapes."""
+    """Function that leads from one component to another."""
 
     predecessor: int  # nearer to the loss
     successor: int  # reached later by backward
@@ -117,7 +117,7 @@ def components_of(
             groups.append([*node.outputs, *passed_on])
         # A scaled input belongs to a component also if it is a leaf; other leaves belong to none.
         groups += [[position] for position in scaled]
-    return _numbered(nodes, sizes, shared_gradients, _united(groups))
+    return _number_components(nodes, sizes, shared_gradients, _unite(groups))
 
 
 def merge_components(
@@ -143,12 +143,12 @@ def merge_components(
         for leaf in () if node.separates else node.leaves:
             contribution = component_of_contribution(node, leaf, components.of)
             groups.append([contribution, ("leaf", shared_gradients.get(leaf, leaf))])
-    union_of = _united(groups)
+    union_of = _unite(groups)
     unions = [union_of[index] for index in range(len(components.names))]
     if len({*unions}) == len(unions):
         return MergedComponents(components, range(len(unions)))
     union_of_position = {position: unions[index] for position, index in components.of.items()}
-    merged = _numbered(nodes, sizes, shared_gradients, union_of_position)
+    merged = _number_components(nodes, sizes, shared_gradients, union_of_position)
     merged_of = {index: merged.of[position] for position, index in components.of.items()}
     of = [merged_of[index] for index in range(len(unions))]
     # A given S0 limits merged components only if no layer leads to any of their parts.
@@ -156,7 +156,7 @@ def merge_components(
     return MergedComponents(merged._replace(at_loss=frozenset(of) - after_layers), of)
 
 
-def _numbered(
+def _number_components(
     nodes: Sequence[NodeStructure],
     sizes: Sequence[int],
     shared_gradients: Mapping[int, int],
@@ -204,7 +204,7 @@ def component_of_contribution(node: NodeStructure, leaf: int, component_of: Mapp
     return component_of[leaf if scaled else node.outputs[0]]
 
 
-def _united(groups: Sequence[Sequence[Any]]) -> Dict[Any, Any]:
+def _unite(groups: Sequence[Sequence[Any]]) -> Dict[Any, Any]:
     """Unite groups that have a member in common; return for each member one that represents its union."""
     parents: Dict[Any, Any] = {}  # union-find tree
 

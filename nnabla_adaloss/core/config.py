@@ -140,14 +140,14 @@ class AdaLossConfig:
         return LayerSelection(tuple(self.include), tuple(self.exclude))
 
     @property
-    def unused(self) -> List[str]:
-        """Names of changed settings without effect: no method was named, and the default one ignores them."""
+    def changed_without_effect(self) -> List[str]:
+        """Names of changed settings that the default method ignores; empty if a method was named."""
         if self.loss_scale_method is not None:
             return []
         return [name for name in _OF_PUBLISHED_METHODS if getattr(self, name) != getattr(AdaLossConfig, name)]
 
     @property
-    def ignored(self) -> AbstractSet[str]:
+    def unused_by_method(self) -> AbstractSet[str]:
         """Names of all settings that the method does not use, changed or not: recordings leave them out."""
         parameters = {name for method in METHODS.values() for name in parameter_names(method)}
         published = _OF_PUBLISHED_METHODS if isinstance(self.method, AmaxHistory) else ()

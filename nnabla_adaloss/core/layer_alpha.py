@@ -45,7 +45,7 @@ def unbounded_alpha(config: AdaLossConfig, layer: str, g: Any, W: Any, range: Ra
 
 
 def bounded(alpha: float, uncompensated: float, config: AdaLossConfig) -> Tuple[float, Reason]:
-    """Bound alpha from above, at 1 or more; `uncompensated`: S, except its part for a small loss weight."""
+    """Limit alphas above 1 to the upper bounds; `uncompensated`: S but for what makes up for a small loss."""
     if not config.use_bound or alpha <= 1.0:
         return alpha, Reason.METHOD
     # Comparisons instead of min and max, which are several times slower: this runs per layer and iteration.

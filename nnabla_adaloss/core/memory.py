@@ -152,7 +152,7 @@ class Observations(NamedTuple):
     lost_now: _Amaxes = _NONE
     underflowed: FrozenSet[str] = frozenset()  # zero at the first measurement, although predecessors are not
     completes_entry: bool = False  # True if all slices have been measured for an entry of the windows
-    informative: bool = False  # True if a batch has a loss other than zero, so that its gradients are usual
+    informative: bool = False  # True if the loss of a batch was not zero, so that amaxes are remembered
     measured_all: bool = False  # True if a pass has measured every gradient, of this rank's batch alone
 
     @property

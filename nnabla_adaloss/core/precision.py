@@ -103,7 +103,7 @@ class Precision:
         if self.stochastic_seed is None:
             return None
         # Not mixed, two seeds that differ by `_STATE_STEP` would have the same keys, one array later.
-        return _mixed(_mixed(self.stochastic_seed) + count * _STATE_STEP)
+        return _mix(_mix(self.stochastic_seed) + count * _STATE_STEP)
 
     def _of_size(self, stored: Format, size: int) -> Format:
         # A loss weight of 1e-10 would underflow in 8 bits, and a scalar saves no memory.
@@ -169,7 +169,7 @@ class LayerPrecisions:
                 )
 
     @cached_property
-    def only(self) -> Optional[Precision]:
+    def common(self) -> Optional[Precision]:
         """Common precision of all layers; None if they differ."""
         # `__init__` refuses patterns after one that matches every layer: if that is the first, it is alone.
         first, precision = next(iter(self.storage.items()))
@@ -196,7 +196,7 @@ class LayerPrecisions:
 
     def __str__(self) -> str:
         parts = [f"{precision} in {pattern}" for pattern, precision in self.storage.items()]
-        return "; ".join(parts) if self.only is None else str(self.only)
+        return "; ".join(parts) if self.common is None else str(self.common)
 
 
 def widest(precisions: Sequence[Precision]) -> Precision:
@@ -204,7 +204,7 @@ def widest(precisions: Sequence[Precision]) -> Precision:
     return max(precisions, key=lambda p: (p.stored_data.bits, p.stored_data.max))
 
 
-def _mixed(x: int) -> int:
+def _mix(x: int) -> int:
     """Output of SplitMix64 in the state `x`."""
     x = (x + _STATE_STEP) & _64_BITS
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _64_BITS

@@ -32,7 +32,7 @@ class ScaleState(NamedTuple):
 
     scale: float  # S0
     counter: int  # good updates since the last overflow or growth, as nnabla counts them
-    hysteresis_left: int  # the scale is lowered by the n-th overflow from now; 1: by each further one
+    hysteresis_left: int  # number of overflows in a row until one lowers the scale; 1: the next one does
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class ScalePolicy:
     N: float = 2000  # it grows after more than this many successful updates in a row; math.inf: never
     min_scale: float = 2.0**-24  # the smallest positive float16: below, the loss gradient itself underflows
     max_scale: float = 2.0**64  # far beyond use, and far from float32's limit
-    hysteresis: int = 1  # overflows in a row from which on each lowers the scale
+    hysteresis: int = 1  # the n-th overflow in a row, and each after it, lowers the scale
 
     def __post_init__(self) -> None:
         growth_factor("scaling_factor", self.scaling_factor)

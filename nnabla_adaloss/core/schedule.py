@@ -42,10 +42,10 @@ class ScaleSchedule:
     given_scale: Optional[float]  # S0, where it was given; None: it was measured
     loss_weights: Tuple[float, ...]  # of each component, for which it was chosen: powers of two; 0: inactive
     reasons: Mapping[str, Reason] = field(default_factory=dict)  # reason of alpha, by layer
-    unbounded: Mapping[str, float] = field(default_factory=dict)  # alpha before it was bounded, by layer
+    unbounded_alphas: Mapping[str, float] = field(default_factory=dict)  # of methods, before bounds, by layer
     is_merged: bool = False  # True if components share scales because only hooks could split them
-    # Functions, by number, whose output is a float32 scalar with a scale of its own: see `arriving`.
-    float_functions: FrozenSet[int] = frozenset()
+    # Functions, by number, whose output is a float32 scalar with its own scale: see `arriving_scales`.
+    float_scalar_functions: FrozenSet[int] = frozenset()
 
     @cached_property
     def seed_scale(self) -> float:
@@ -91,7 +91,7 @@ class ScaleSchedule:
         return replace(self, component_scales=scales, loss_weights=loss_weights)
 
     @cached_property
-    def arriving(self) -> Mapping[int, float]:
+    def arriving_scales(self) -> Mapping[int, float]:
         """Scale of each gradient, by position, before `steps` multiply it for the function that reads it: its
         component's, except for float32 scalars.
         """
@@ -99,22 +99,23 @@ class ScaleSchedule:
         # A float32 scalar takes the lowest scale of its function's inputs: otherwise that input's gradient,
         # often an array, would be multiplied after it. In forward order: inputs may be such scalars, too.
         for node in reversed(self.nodes):
-            if node.number in self.float_functions and node.inputs:
+            if node.number in self.float_scalar_functions and node.inputs:
                 own, lowest_input = scales[node.outputs[0]], min([scales[p] for p in node.inputs])
                 scales[node.outputs[0]] = min(max(lowest_input, own / _FLOAT_FACTOR), own * _FLOAT_FACTOR)
         return scales
 
     @cached_property
     def scales(self) -> Mapping[int, float]:
-        """Scale at which each gradient is read, by position: `arriving`, or as `steps` multiply it."""
-        scales = {**self.arriving}
+        """Scale at which each gradient is read, by position: that on arrival, or as `steps` multiply it."""
+        arriving = self.arriving_scales
+        scales = {**arriving}
         for node in self.nodes:
             if node.separates:
                 scale = 1.0  # not linear: a clipping function compares the gradient with a constant
                 if node.linear:
                     # A scalar at the loss is brought to the scale of the first input: multiplying that array
                     # would cost more. It is only lowered: at a higher scale it might overflow in 16 bits.
-                    scale = min([self.arriving[p] for p in (*node.outputs[:1], *node.inputs[:1])])
+                    scale = min([arriving[p] for p in (*node.outputs[:1], *node.inputs[:1])])
                 # A scaled input that is a leaf gets this scale, too: `steps` do not multiply leaves.
                 leaves = [one.input for one in node.layer_inputs if one.to_leaf]
                 scales.update(dict.fromkeys((*node.outputs, *leaves), scale))
@@ -124,7 +125,7 @@ class ScaleSchedule:
     def steps(self) -> Mapping[int, Step]:
         """Steps by number of the function; functions that only pass a scale on have none."""
         steps: Dict[int, Step] = {}
-        arriving = self.arriving
+        arriving = self.arriving_scales
         reached: Set[int] = set()  # gradients to which a function has contributed already
         for node in self.nodes:
             scale, rescaled = self.scales[node.outputs[0]], []

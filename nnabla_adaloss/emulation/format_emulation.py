@@ -94,7 +94,7 @@ class FormatEmulation:
         self._float_tail = boolean("float_tail", float_tail)
         self._parameters = check_parameters("parameters", parameters)
         # Names come from the parameter scope in which the loss is wrapped.
-        self._registered = registered_names() if precisions.only is None else {}
+        self._registered = registered_names() if precisions.common is None else {}
         self.emulated_storage = RoundedStorage(precisions, kernels)
         self._plan = self._make_plan()
         # Arrays that rounded copies replace while a function runs, to be restored, as arguments of `setattr`.
@@ -109,7 +109,7 @@ class FormatEmulation:
 
     @property
     def precisions(self) -> LayerPrecisions:
-        """The emulated formats; `precisions.only` is the one that all layers have, if any."""
+        """The emulated formats; `precisions.common` is the one that all layers have, if any."""
         return self.emulated_storage.precisions
 
     @property
@@ -202,7 +202,7 @@ class FormatEmulation:
 
     def _make_plan(self) -> RoundingPlan:
         """Plan the roundings of the present graph, and tell the storage the precision of its variables."""
-        names = {**names_of(self._parameters), **self._registered} if self.precisions.only is None else {}
+        names = {**names_of(self._parameters), **self._registered} if self.precisions.common is None else {}
         plan = RoundingPlan(self._loss, self.precisions, names, float_tail=self._float_tail)
         self.emulated_storage.of_variables = plan.of_variables
         self.emulated_storage.rounded_gradients = plan.rounded_gradients

@@ -65,7 +65,7 @@ class RoundingPlan:
         self._default = precisions.narrowest
         self._of: Dict[int, Precision] = dict(zip(map(hash, functions), of_functions))
         # Empty if all layers have the same precision.
-        self.of_variables = {} if precisions.only else _variable_precisions(graph, of_functions)
+        self.of_variables = {} if precisions.common else _variable_precisions(graph, of_functions)
         self._in_float: Set[int] = set()
         for precision in dict.fromkeys(of_functions if float_tail else ()):
             candidates = [index for index, of_one in enumerate(of_functions) if of_one == precision]
@@ -136,8 +136,8 @@ class RoundingPlan:
 
 def _function_precisions(graph: Graph, precisions: LayerPrecisions, names: ParameterNames) -> List[Precision]:
     """Precision of each function: by pattern up to the first layers and for layers, else that handed on."""
-    if precisions.only is not None:
-        return [precisions.only] * len(graph.functions)
+    if precisions.common is not None:
+        return [precisions.common] * len(graph.functions)
     described = graph.description(graph.completed_names(names))
     labels = function_names(described)
     # Layers read a parameter (a leaf with a gradient or a name) or are products; others take the widest

@@ -136,9 +136,9 @@ class AdaptiveLossScaling:
                 "train on it as it is, or wrap the loss that was given to loss_scaling"
             )
         self.in_half = len(graph.described.in_half) > len(in_float)
-        if config is not None and config.unused:
+        if config is not None and config.changed_without_effect:
             warn(
-                f"the default method does not use {' and '.join(config.unused)}; "
+                f"the default method does not use {' and '.join(config.changed_without_effect)}; "
                 'give loss_scale_method="approx_range", too'
             )
         stored = self._storage.narrowest or (Precision() if self.in_half else None)
@@ -217,7 +217,7 @@ class AdaptiveLossScaling:
         return self._graph.current().graph
 
     @property
-    def written(self) -> Dict[int, str]:
+    def state_descriptions(self) -> Dict[int, str]:
         """Descriptions of leaves that forward writes in graphs of this loss, by the key of their data."""
         return self._graph.state_descriptions
 
@@ -479,7 +479,7 @@ class AdaptiveLossScaling:
         hooks = function_pre_hook, function_post_hook
         inputs = PassInputs(clear_buffer, communicator_callbacks, *hooks, grad, masters, all_zero)
         try:
-            request = Request(iteration, scale, loss_weights, rerun, grad is not None)
+            request = Request(iteration, scale, loss_weights, rerun=rerun, seeded=grad is not None)
             decision = self._chooser.decide(prepared, self.components, request)
             prepared.schedules = decision.schedules
             watch = None
@@ -495,7 +495,7 @@ class AdaptiveLossScaling:
                 decision,
                 inputs,
                 # If no monitor reads arrays, layers are reported after the pass, which then needs no hooks.
-                watch if watch is not None and watch.looks else None,
+                watch if watch is not None and watch.reads_arrays else None,
             )
             if watch is not None:
                 watch.finish()

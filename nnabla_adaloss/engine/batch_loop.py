@@ -24,7 +24,7 @@ class Outcome(NamedTuple):
 
     @property
     def lowered(self) -> bool:
-        """True if the batch's next try has lower scales: lowered ones, or from its own measurements."""
+        """True if the batch's next try has lower scales, lowered or chosen from its own measurements."""
         return bool(self.facts.lowered or self.facts.fits)
 
     @property
@@ -143,7 +143,7 @@ class BatchLoop(NamedTuple):
         scaling.probe(self.smallest_scale)
         finite = scaling.kernels.gradients_are_finite(self.parameters())
         if finite:
-            # Most of these have underflowed. An update on any rank would use them, unless the gradients show
-            # that the batch has overflowed.
+            # Most of these have underflowed: no rank may use them for an update. The gradients from before
+            # show that the batch has overflowed.
             snapshot.restore()
         return finite

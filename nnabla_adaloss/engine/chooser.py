@@ -54,7 +54,7 @@ class Chooser:
     def __init__(self, config: AdaLossConfig) -> None:
         self.method_alphas, self._config = MethodAlphas(config), config
         # A leaf's amax may lie this factor below the end of the range: then gradients `_NORMAL_SPAN` times
-        # smaller are still normal numbers. Merged components share the lowest scale: not if it lies lower.
+        # smaller are still normal numbers. Components are not merged if their common scale is lower still.
         stored = get_format(config.dtype or "float16")
         self._spread = min(config.range.u_max, stored.max) / (_NORMAL_SPAN * stored.smallest_normal)
         self._spare = spare_of(stored)
@@ -81,10 +81,10 @@ class Chooser:
         # An inactive component needs no scale, measured or not.
         active = [index for index in prepared.components.computed if loss_weights[index]]
         unmeasured = any(limits.unit_amaxes[index] is None for index in active)
-        # Earlier amaxes do not suffice for a given seed gradient, which may be another one in each batch.
-        # Constant scales need no measurements.
         unknown = unmeasured or prepared.statistics.is_incomplete
+        # Earlier amaxes do not suffice for a given seed gradient, which may be another one in each batch.
         needs_all = rerun or seeded or unknown or not self.method_alphas.delay
+        # Constant scales need no measurements.
         measure_all = needs_all and not in_use.measures_nothing(given_scale)
         # A choice is complete if it knows all layers: only then may later iterations use its schedule.
         if self.method_alphas.delay:
@@ -98,8 +98,8 @@ class Chooser:
         split = measure_all and not is_complete
         schedule = self._choose(prepared, limits, policy, request, split=split)
         # Incomplete schedules, and those with provisional limits after an overflow, are for this batch only.
-        is_kept = is_complete and not observations.provisional
-        schedules = in_use.keep(schedule, iteration) if is_kept else in_use.drop()
+        is_reusable = is_complete and not observations.provisional
+        schedules = in_use.keep(schedule, iteration) if is_reusable else in_use.drop()
         measured = prepared.all_arrays if measure_all else prepared.slice(schedules, iteration, given_scale)
         is_new = schedule is not in_use.last(loss_weights)
         copier = self.method_alphas.copier if measure_all else None
@@ -161,7 +161,7 @@ class Chooser:
             and (last.given_scale, last.component_scales) == (given_scale, choice.scales)
         ):
             return last
-        reasons, unbounded = choice.reasons, self.method_alphas.unbounded
+        reasons, unbounded = choice.reasons, self.method_alphas.unbounded_alphas
         return prepared.schedule(choice.scales, given_scale, loss_weights, reasons, unbounded, is_merged)
 
 

@@ -92,7 +92,7 @@ def _fault(f: Any, prepared: PreparedGraph, finite_state: Sequence[nn.Variable])
     for v in f.inputs:
         # Inputs with a parent are outputs of functions that were examined before.
         if v.parent is None and v not in finite_state and (bad := _count_nonfinite(v, kernels)):
-            return f"reads {_named(v, plan)} that holds {_count(bad)}{_where(v)}"
+            return f"reads {_name_of(v, plan)} that holds {_in_words(bad)}{_where(v)}"
     for v in f.outputs:
         if bad := _count_nonfinite(v, kernels):
             rounded, stored = storage.data.get(hash(v)), storage.data_format(hash(v), v.size)
@@ -100,20 +100,20 @@ def _fault(f: Any, prepared: PreparedGraph, finite_state: Sequence[nn.Variable])
                 numbers = "1 number" if rounded.overflowed == 1 else f"{rounded.overflowed} numbers"
                 return f"computes {numbers} beyond {stored.name}, which ends at {stored.max:g}{_where(v)}"
             advice = _ADVICE.get(f.info.type_name, "")
-            return f"computes {_count(bad)} from finite inputs{_where(v)}{advice}"
+            return f"computes {_in_words(bad)} from finite inputs{_where(v)}{advice}"
     for v in finite_state:
         if bad := _count_nonfinite(v, kernels):
-            return f"writes {_count(bad)} to {_named(v, plan)} from finite inputs{_where(v)}"
+            return f"writes {_in_words(bad)} to {_name_of(v, plan)} from finite inputs{_where(v)}"
     return ""
 
 
-def _named(v: nn.Variable, plan: GraphPlan) -> str:
+def _name_of(v: nn.Variable, plan: GraphPlan) -> str:
     name = plan.names.get(hash(v))
     return f"an input of shape {v.shape}" if name is None else f"the parameter {name}"
 
 
-def _count(bad: int) -> str:
-    return "1 infinity or NaN" if bad == 1 else f"{bad} infinities or NaNs"
+def _in_words(nonfinite: int) -> str:
+    return "1 infinity or NaN" if nonfinite == 1 else f"{nonfinite} infinities or NaNs"
 
 
 def _where(v: nn.Variable) -> str:

@@ -21,7 +21,7 @@ from ..kernels import Kernels, measurements_by
 from ..kernels.arrays import ScratchPool, places_of
 from .latest_statistics import LatestStatistics, StatisticsRequest
 from .prepared_graph import PreparedGraph
-from .saved_state import Saved, of_topology, read_topology, topology_state, without_schedule
+from .saved_state import Saved, read_topology, select_state, topology_state, without_schedule
 
 # Number of remembered topologies, such as recurrent networks of 16 lengths.
 _REMEMBERED = 16
@@ -199,7 +199,7 @@ class GraphCache:
 
     def _pop_saved(self, plan: GraphPlan) -> Optional[Saved]:
         """Remove the saved state of a topology that gets its first graph, and return it; None without one."""
-        saved = of_topology(plan, self._saved) if self._saved else None
+        saved = select_state(plan, self._saved) if self._saved else None
         self._saved = tuple([one for one in self._saved if one is not saved])
         return saved
 
@@ -247,7 +247,7 @@ class GraphCache:
             statistics=statistics,
             storage=self._storage,
             schedules=topology.schedules,
-            zeroed=self._parameters,  # the solver's: `solver.zero_grad()` zeroes their gradients
+            zeroed_parameters=self._parameters,  # the solver's: `solver.zero_grad()` zeroes their gradients
         )
 
     def _request(self, plan: GraphPlan) -> StatisticsRequest:

@@ -118,7 +118,7 @@ class HooklessSteps:
 
 
 def plan_steps(prepared: PreparedGraph, schedule: ScaleSchedule) -> Tuple[Optional[HooklessSteps], str]:
-    """Plan the steps of a pass without hooks, with `"hookless"`; if it needs hooks, None, with the reason."""
+    """Plan a pass without hooks: its steps and `"hookless"`; or, if it needs hooks, None and the reason."""
     plan, steps = prepared.plan, schedule.steps
     nodes = [node for node in plan.nodes if node.number in steps]
     if any(plan.described.recomputed):

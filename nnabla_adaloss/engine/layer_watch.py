@@ -24,7 +24,7 @@ class LayerWatch:
     def __init__(
         self, audience: Audience, prepared: PreparedGraph, decision: Decision, iteration: int, attempt: int
     ) -> None:
-        self._audience, self.looks = audience, audience.looks(iteration)
+        self._audience, self.reads_arrays = audience, audience.looks(iteration)
         self._kernels, self._storage, self._graph = prepared.kernels, prepared.storage, prepared.graph
         # Format of arrays that no storage rounds.
         self._format = get_format(prepared.config.dtype or "float16")
@@ -42,7 +42,7 @@ class LayerWatch:
                 iteration=iteration,
                 layer=layer,
                 alpha=alpha,
-                unbounded=schedule.unbounded.get(layer, alpha),
+                unbounded=schedule.unbounded_alphas.get(layer, alpha),
                 previous_scale=scale,
                 accumulated_scale=scale * alpha,
                 fan_in=layer_input.scaled.fan_in,

@@ -43,7 +43,7 @@ class MethodAlphas:
         # Unscaled gradient and weight of each layer for `Needs.ARRAYS`, of the last pass with both finite.
         self._arrays: Dict[str, Tuple[NDArray[np.float32], NDArray[np.float32]]] = {}
         # Alphas of the last choice before they were bounded, by layer.
-        self.unbounded: Dict[str, float] = {}
+        self.unbounded_alphas: Dict[str, float] = {}
 
     def copy_arrays(self, graph: Graph, node: NodeStructure, scale: float) -> None:
         """Copy the unscaled gradient and the weight of each layer of a function, if finite."""
@@ -61,14 +61,14 @@ class MethodAlphas:
         self, prepared: PreparedGraph, iteration: int, loss_weights: Sequence[float], *, s0_measured: bool
     ) -> Optional[MethodAlpha]:
         """Make the method's alpha a function of layer and scale; None: scale limits determine all alphas."""
-        self.unbounded = {}
+        self.unbounded_alphas = {}
         if self._needs is Needs.COMPONENTS:
             return None
-        # A measured S0 fits the layer with the largest gradients, so that others need alphas of 1 or more. A
-        # given S0 may be too large, and alphas then less than 1.
+        # From a measured S0, which fits the largest gradients, only limits lower a scale, and alphas are 1 or
+        # more. A given S0 may be too large for a layer, whose method then returns less than 1.
         lowest = 1.0 if s0_measured else 0.0
 
-        # `uncompensated`: the scale without the factor that makes up for a small loss weight, as of `1e-6 *
+        # `uncompensated`: `scale` without the factor that makes up for a small loss weight, as of `1e-6 *
         # loss`. With that factor `accum_upper_bound` would leave no alpha above 1.
         def method_alpha(layer: str, scale: float, uncompensated: float) -> Tuple[float, Reason]:
             node, layer_input = prepared.plan.layer_inputs[layer]
@@ -78,8 +78,9 @@ class MethodAlphas:
                 # Without measurements the layer passes its scale on.
                 return 1.0, Reason.UNKNOWN
             input_range, fan_in = prepared.range_of(layer_input.input), layer_input.scaled.fan_in
-            self.unbounded[layer] = unbounded_alpha(self._config, layer, *inputs, input_range, fan_in)
-            return bounded(max(self.unbounded[layer], lowest), uncompensated, self._config)
+            alpha = unbounded_alpha(self._config, layer, *inputs, input_range, fan_in)
+            self.unbounded_alphas[layer] = alpha
+            return bounded(max(alpha, lowest), uncompensated, self._config)
 
         return method_alpha
 

@@ -42,7 +42,7 @@ class PreparedGraph:
     storage: NativeStorage  # an emulated one measures every gradient
     schedules: ScheduleCache
     # Parameters whose gradients are zeroed in each iteration; None: all leaves' gradients are.
-    zeroed: Parameters = None
+    zeroed_parameters: Parameters = None
     # Results of `plan_steps`, by the scales of the components: a `HooklessSteps`, or None with a reason.
     steps: Mapping[Tuple[float, ...], Tuple[Any, str]] = MappingProxyType({})
     _slices: Sequence[Optional[Slice]] = ()
@@ -66,9 +66,9 @@ class PreparedGraph:
     @cached_property
     def accumulating_leaves(self) -> FrozenSet[int]:
         """Leaves whose gradients hold sums over batches, so that the amax of this batch is unknown."""
-        if self.zeroed is None:
+        if self.zeroed_parameters is None:
             return frozenset()
-        plan, graph, zeroed = self.plan, self.graph, names_of(self.zeroed)
+        plan, graph, zeroed = self.plan, self.graph, names_of(self.zeroed_parameters)
         # Half or rounded gradients are measured in scratch arrays, before `LeafGradients` adds them.
         in_place = {plan.leaf(position) for node in plan.nodes if not node.half for position in node.leaves}
         sums = [leaf for leaf in in_place if graph.keys[leaf] not in zeroed]
@@ -112,10 +112,10 @@ class PreparedGraph:
         return merged if len(merged.components.names) < len(merged.of) else None
 
     @cached_property
-    def float_functions(self) -> FrozenSet[int]:
+    def float_scalar_functions(self) -> FrozenSet[int]:
         """Float32 functions, by number, whose scalar output may have a scale other than its component's."""
         # Nothing needs multiplying in a function whose scalar output has the scale of its input (see
-        # `ScaleSchedule.arriving`). Rounded to 16 bits, the scalar could overflow at that scale.
+        # `ScaleSchedule.arriving_scales`). Rounded to 16 bits, the scalar could overflow at that scale.
         plan, keys, rounded = self.plan, self.graph.keys, self.storage.rounded_gradients()
         outputs = {n.number: n.outputs[0] for n in plan.nodes if n.separates and n.linear and not n.half}
         # Each reader of the output must be such a function, too, as these multiply the gradients that they
@@ -130,7 +130,7 @@ class PreparedGraph:
     def _storage_by_layer(self) -> Optional[RoundedStorage]:
         """Emulated storage whose formats differ between layers; None for any other storage."""
         storage = self.storage
-        return storage if isinstance(storage, RoundedStorage) and storage.precisions.only is None else None
+        return storage if isinstance(storage, RoundedStorage) and storage.precisions.common is None else None
 
     def range_of(self, position: int) -> Range:
         """Range of the format in which a gradient is stored, unless the user gave a range."""
@@ -178,7 +178,8 @@ class PreparedGraph:
     @cached_property
     def schedule(self) -> Callable[..., ScaleSchedule]:
         """Makes a schedule for this graph, from the fields of a `ScaleSchedule` that a choice determines."""
-        return partial(ScaleSchedule, self.plan.nodes, self.components, float_functions=self.float_functions)
+        float_scalars = self.float_scalar_functions
+        return partial(ScaleSchedule, self.plan.nodes, self.components, float_scalar_functions=float_scalars)
 
     def rescale(self, rescales: Sequence[Rescale]) -> None:
         """Multiply gradients in place, between two functions; an emulated storage rounds the results."""

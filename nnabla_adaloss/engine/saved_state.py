@@ -62,7 +62,7 @@ def state_of(
 
 
 def topology_state(plan: GraphPlan, statistics: Sequence[Any], schedules: ScheduleCache) -> Dict[str, Any]:
-    """Part of a state for one topology; `of_topology` finds it by network and wiring."""
+    """Part of a state for one topology; `select_state` finds it by network and wiring."""
     return {
         "network": fingerprint(plan),  # functions, names, and shapes of leaves
         "wiring": _wiring(plan),  # which function reads the output of which other
@@ -80,7 +80,7 @@ def load_state(
         if not lacks_loss_weights:
             check_version(state["schema"], SCHEMA)
         topologies = topologies_of(state)
-        own = of_topology(prepared.plan, topologies)
+        own = select_state(prepared.plan, topologies)
         if own is None:
             _check_network(prepared.plan, topologies)
         iteration, draws = integer("iteration", state["iteration"]), integer("draws", state["draws"])
@@ -145,8 +145,8 @@ def without_schedule(saved: Saved) -> Saved:
     return {**saved, "schedule": {**saved["schedule"], "chosen": []}}
 
 
-def of_topology(plan: GraphPlan, states: Sequence[Saved]) -> Optional[Saved]:
-    """Select the latest state of graphs with this plan; None: no state fits."""
+def select_state(plan: GraphPlan, states: Sequence[Saved]) -> Optional[Saved]:
+    """Select the latest `topology_state` of graphs with this plan; None: no state fits."""
     network, wiring = fingerprint(plan), _wiring(plan)
     for one in reversed(states):
         # Earlier versions saved no wiring. Functions without leaves may have other names: see `_renaming`.

@@ -29,7 +29,7 @@ def empty_slices(plan: GraphPlan, count: int, *, rounds: bool) -> int:
     if rounds or any(node.half for node in plan.nodes):
         return 0
     # All arrays together, measured or not, fill at least as many slices as the measured ones.
-    return count - _used(sum(map(math.prod, plan.described.shapes)), count)
+    return count - _number_filled(sum(map(math.prod, plan.described.shapes)), count)
 
 
 def slices_of(
@@ -47,7 +47,7 @@ def slices_of(
     gradients = [p for p in plan.gradients if p in measured and p not in plan.roots]  # the root's is known
     weights, activations = sorted(data & parameters), sorted(data - parameters)
     leaves = list(dict.fromkeys(leaf for node in plan.nodes for leaf in node.leaves))
-    parts = [_divided(all_of, sizes, count) for all_of in (gradients, weights, activations, leaves)]
+    parts = [_divide(all_of, sizes, count) for all_of in (gradients, weights, activations, leaves)]
     # Leaves that can overflow in half are in every slice: one of two alternating datasets could miss theirs.
     always = frozenset(leaf for node in plan.nodes if rounds or node.half for leaf in node.leaves)
     slices = [Slice(g, w, a, always.union(own), last=False) for g, w, a, own in zip(*parts)]
@@ -56,20 +56,20 @@ def slices_of(
     return [one._replace(leaves=one.leaves - excluded_leaves) if any(one) else None for one in slices]
 
 
-def _divided(positions: Sequence[int], sizes: Sequence[int], count: int) -> List[List[int]]:
+def _divide(positions: Sequence[int], sizes: Sequence[int], count: int) -> List[List[int]]:
     """Divide positions into `count` lists of similar size. Small arrays fill the last lists only."""
-    used = _used(sum(sizes[position] for position in positions), count)
-    lists: List[List[int]] = [[] for _ in range(used)]
-    filled = [0] * used  # elements in each list
+    filled = _number_filled(sum(sizes[position] for position in positions), count)
+    lists: List[List[int]] = [[] for _ in range(filled)]
+    elements = [0] * filled  # in each list
     # Larger arrays go first, each into the smallest list. Empty arrays add 1, or one list would get them all.
     for position in sorted(positions, key=lambda p: (-sizes[p], p)):
-        smallest = filled.index(min(filled))
+        smallest = elements.index(min(elements))
         lists[smallest].append(position)
-        filled[smallest] += max(sizes[position], 1)
-    return [[] for _ in range(count - used)] + lists
+        elements[smallest] += max(sizes[position], 1)
+    return [[] for _ in range(count - filled)] + lists
 
 
-def _used(size: int, count: int) -> int:
+def _number_filled(size: int, count: int) -> int:
     """Number of slices, of `count`, among which arrays of this total size are divided."""
     # Measuring small arrays takes less time than a call of a kernel: better many in few slices.
     return min(count, max(1, size // _LEAST))

@@ -16,7 +16,7 @@ from ..core.validation import boolean, explains_keywords, instance_or_none, inte
 from ..core.verdict import PassVerdict, Rules
 from ..emulation.format_emulation import with_storage
 from ..engine import AdaptiveLossScaling, BatchLoop, Outcome
-from ..engine.saved_state import of_topology, topologies_of
+from ..engine.saved_state import select_state, topologies_of
 from ..graph.loss import LossLike, LossSeed, LossWrapper, Seed, check_seed, run_backward, variable_of
 from ..monitor.audience import audience_of
 from ..undo import ArraySnapshot
@@ -538,7 +538,7 @@ class GradScaler:
 
 def _loaded(scaling: AdaptiveLossScaling, state: Mapping[str, Any]) -> bool:
     """Load a state if it is of this engine's network; return True if so."""
-    own = of_topology(scaling.plan, topologies_of(state)) is not None
+    own = select_state(scaling.plan, topologies_of(state)) is not None
     if own:
         scaling.load_state_dict(state)
     return own

@@ -265,7 +265,7 @@ def _unsaved(engines: Sequence[AdaptiveLossScaling], saved: Set[nn.NdArray]) -> 
     keys = {*map(hash, saved)}
     read: Set[nn.NdArray] = set()
     for engine in engines:
-        yield from [description for key, description in engine.written.items() if key not in keys]
+        yield from [one for key, one in engine.state_descriptions.items() if key not in keys]
         for leaf in SharedMemory(engine.graph, engine.plan).find()[1]:
             if leaf.data not in saved:
                 yield f"an input of shape {leaf.shape} whose data an output has written"

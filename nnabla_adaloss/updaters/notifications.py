@@ -62,8 +62,8 @@ def notify_training_began(audience: Audience, iteration: int, updater: Any) -> N
         # Its policy determines the start and bounds of the scale, not these arguments.
         values = {name: value for name, value in values.items() if name not in {"scale", *POLICY_FIELDS}}
     for name, value in values.items():
-        ignored = getattr(value, "ignored", ())
-        fields = {f"{name}.{f}": own for f, own in as_plain(fields_of(value)).items() if f not in ignored}
+        unused = getattr(value, "unused_by_method", ())  # of an AdaLossConfig
+        fields = {f"{name}.{f}": own for f, own in as_plain(fields_of(value)).items() if f not in unused}
         settings.update(fields or {name: plain(value)})
         if name == "storage" and not isinstance(value, (str, type(None))):
             settings[name] = LayerPrecisions(value)

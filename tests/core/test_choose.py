@@ -13,7 +13,7 @@ import nnabla.parametric_functions as PF
 import pytest
 from hypothesis import given, settings
 
-from nnabla_adaloss.core.choose import Choice, ScaleLimits, Start, _equalized, choose, choose_merged
+from nnabla_adaloss.core.choose import Choice, ScaleLimits, Start, _equalize, choose, choose_merged
 from nnabla_adaloss.core.components import Components, MergedComponents, merge_components
 from nnabla_adaloss.core.layer_alpha import AlphaBounds
 from nnabla_adaloss.core.layer_record import Reason
@@ -178,7 +178,7 @@ def test_components_at_most_two_bits_apart_share_a_scale() -> None:
 @given(st.lists(st.integers(-24, 100)) | st.lists(st.integers(0, 8)))
 def test_equalized_scales_are_at_most_two_bits_smaller_and_seldom_change(exponents: List[int]) -> None:
     scales, components = [2.0**e for e in exponents], Components({}, [], frozenset(), {}, [], frozenset())
-    found = [one for one in _equalized(components, ScaleLimits(scales, {}, (), [])) if one is not None]
+    found = [one for one in _equalize(components, ScaleLimits(scales, {}, (), [])) if one is not None]
     assert len(found) == len(scales)
     assert all(scale / 4.0 <= one <= scale for one, scale in zip(found, scales))
     # From each change on, what follows could not have gone on with one scale.

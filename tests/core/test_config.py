@@ -102,5 +102,6 @@ def test_the_default_method_follows_from_the_scaled_object() -> None:
 
 def test_settings_of_another_method_are_not_ignored_in_silence() -> None:
     config = AdaLossConfig(n_uf_threshold=1e-4, use_bound=False)
-    assert config.unused == ["n_uf_threshold", "use_bound"]
-    assert AdaLossConfig().unused == AdaLossConfig("approx_range", use_bound=False).unused == []
+    assert config.changed_without_effect == ["n_uf_threshold", "use_bound"]
+    for other in (AdaLossConfig(), AdaLossConfig("approx_range", use_bound=False)):
+        assert other.changed_without_effect == []

@@ -160,7 +160,7 @@ def test_the_first_pattern_that_matches_decides() -> None:
     assert precisions.of("head/out[0]") == Precision("float16")
     assert precisions.of("head/fc") == Precision("bfloat16")
     assert precisions.of("body/conv") is FP8_HYBRID
-    assert precisions.only is None
+    assert precisions.common is None
     assert str(precisions).startswith("float16 in head/out[0]; bfloat16 in head/*; ")
     assert LayerPrecisions({"head/*": "half"}).of("body/conv") is FP32
 
@@ -168,7 +168,7 @@ def test_the_first_pattern_that_matches_decides() -> None:
 @pytest.mark.parametrize("storage", ["fp16", {"*": "half"}, {"**": Precision("float16")}])
 def test_one_precision_is_that_of_all_layers(storage: Any) -> None:
     precisions = LayerPrecisions(storage)
-    assert precisions.only == Precision("float16")
+    assert precisions.common == Precision("float16")
     assert str(precisions) == "float16"
     precisions.check(["a"])
 

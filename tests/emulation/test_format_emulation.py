@@ -217,7 +217,7 @@ def test_storage_is_emulated_where_it_is_asked_for() -> None:
     assert with_storage(variable, None) is variable
     emulation = with_storage(variable, "bfloat16")
     assert isinstance(emulation, FormatEmulation)
-    assert (emulation.variable, emulation.precisions.only.forward.name) == (variable, "bfloat16")
+    assert (emulation.variable, emulation.precisions.common.forward.name) == (variable, "bfloat16")
     with pytest.raises(
         TypeError, match="^storage='float16' emulates .* is a FormatEmulation; leave storage out$"
     ):

@@ -358,7 +358,7 @@ def test_u_min_determines_the_first_scale_after_an_underflow_with_any_method() -
         h = PF.affine(constant(np.ones((4, 3))), 2, name="fc", rng=np.random.RandomState(0))
         loss = F.mean(F.tanh(F.sigmoid(h) * constant(np.full((4, 2), 1e-7))))
         config = AdaLossConfig(u_min=u_min)
-        assert config.unused == []
+        assert config.changed_without_effect == []
         scaling = AdaptiveLossScaling(FormatEmulation(loss, "float16"), config, non_homogeneous=("Mul2",))
         run(scaling, iteration=0)
         while not scaling.components.underflowed:

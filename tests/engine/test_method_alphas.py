@@ -114,7 +114,7 @@ def test_a_layer_with_something_unmeasured_passes_its_scale_on(
     n.know(g, w)
     assert n.ask(8.0) == (1.0, Reason.UNKNOWN)
     assert n.heard == []
-    assert n.method_alphas.unbounded == {}
+    assert n.method_alphas.unbounded_alphas == {}
 
 
 # Methods that look back.
@@ -199,14 +199,14 @@ def test_a_measured_s0_leaves_room_for_all_layers_so_that_no_method_lowers_it(
     n = Layers(Listener(says=0.125))
     assert n.ask(8.0, fixed=fixed) == (alpha, Reason.METHOD)
     # Reported is what was said.
-    assert n.method_alphas.unbounded == {"b/affine": 0.125}
+    assert n.method_alphas.unbounded_alphas == {"b/affine": 0.125}
 
 
 def test_bounds_apply_to_the_scale_without_the_compensation_of_a_small_loss() -> None:
     n = Layers(Listener(says=20.0), use_bound=True)
     assert n.ask(2.0**30, 128.0, fixed=True) == (8.0, Reason.ACCUMULATED_BOUND)
     assert n.ask(2.0**30, 8.0, fixed=True) == (16.0, Reason.SCALE_BOUND)
-    assert n.method_alphas.unbounded == {"b/affine": 20.0}
+    assert n.method_alphas.unbounded_alphas == {"b/affine": 20.0}
 
 
 @pytest.mark.parametrize(("narrow", "u_max"), [("a/*", 57344.0), ("b/*", 65504.0)])

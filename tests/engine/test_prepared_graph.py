@@ -236,7 +236,7 @@ def in_float(loss: Any, **options: Any) -> Set[str]:
     settle(scaling)
     prepared = scaling._graph.current()
     structure = prepared.plan
-    return {structure.by_number[number].type_name for number in prepared.float_functions}
+    return {structure.by_number[number].type_name for number in prepared.float_scalar_functions}
 
 
 def two_losses(context: nn.Context = FLOAT) -> nn.Variable:
@@ -378,5 +378,5 @@ def test_a_leaf_that_forward_writes_is_described_by_its_writer() -> None:
     h = PF.affine(x, 3, name="a")
     beta, gamma, variance = (nn.Variable.from_numpy_array(np.full((1, 3), size)) for size in (0.0, 1.0, 1.0))
     y = F.batch_normalization(h, beta, gamma, mean, variance, batch_stat=True)
-    descriptions = AdaptiveLossScaling(read_first + F.sum(y**2)).written
+    descriptions = AdaptiveLossScaling(read_first + F.sum(y**2)).state_descriptions
     assert descriptions[hash(mean.data)] == "a/affine/BatchNormalization writes a Variable of shape (1, 3)"

@@ -283,7 +283,7 @@ def test_a_dtype_is_a_storage(given: Any, loss: nn.Variable) -> None:
         assert updater.update().updated
         assert str(updater.scaling.loss.precisions) == "float16"
     GradScaler(solver, storage=given).forward(loss)
-    assert FormatEmulation(loss, {"*": given}).precisions.only.forward.name == "float16"  # type: ignore[union-attr]
+    assert FormatEmulation(loss, {"*": given}).precisions.common.forward.name == "float16"  # type: ignore[union-attr]
     assert AdaLossConfig(dtype=given) == AdaLossConfig(dtype="float16")
     assert str(FormatEmulation(loss, np.float32).precisions) == "float32"
     assert diagnose(loss, given).verdict.line == diagnose(loss, "float16").verdict.line

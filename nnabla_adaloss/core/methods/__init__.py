@@ -37,7 +37,7 @@ MethodLike = Union[MethodName, Method, Type[Method], Callable[..., float]]
 
 def resolve_method(method: MethodLike, config: Any = None) -> Method:
     """Find a method by name, class, value or function. A class takes parameters from `config`, by name."""
-    value: Any = _named(method) if isinstance(method, str) else method
+    value: Any = _find_named(method) if isinstance(method, str) else method
     if isinstance(value, Method):
         return value
     if isinstance(value, type) and issubclass(value, Method):
@@ -56,7 +56,7 @@ def parameter_names(method: Union[Method, Type[Method]]) -> List[str]:
     return [field.name for field in fields(method)] if is_dataclass(method) else []
 
 
-def _named(name: str) -> Any:
+def _find_named(name: str) -> Any:
     """Class of this name in `METHODS`, or any object named as `"package.module:name"`."""
     if name in METHODS:
         return METHODS[name]

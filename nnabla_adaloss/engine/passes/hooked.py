@@ -52,10 +52,11 @@ class HookedPass:
         self._leaves = LeafGradients(prepared, unscale_each=unscale_each)
 
     def begin(self) -> Tuple[Hooks, Hooks]:
-        """Measure data that backward frees; return the hooks before and after functions."""
+        """Measure data before backward frees them; return the hooks before and after functions."""
         measured = self._decision.slice
         if measured is not None:
             self._prepared.statistics.measure((), [*measured.activations, *measured.weights])
+        # Hooks of the user come last: after a function they read what `_finish` has restored and unscaled.
         return (self._prepare, self._inputs.pre_hook), (self._finish, self._inputs.post_hook)
 
     def end(self) -> WrittenLeaves:
@@ -78,7 +79,7 @@ class HookedPass:
                 "was rewired. These gradients are not valid; the next backward will be"
             )
         # Gradients are measured before rescaling: multiplied, they may be infinite, and their size unknown.
-        arrived = [(p, schedule.arriving[p]) for p in node.outputs if p in self._measured]
+        arrived = [(p, schedule.arriving_scales[p]) for p in node.outputs if p in self._measured]
         self._prepared.statistics.measure(arrived, ())
         step = schedule.steps.get(node.number)
         if step is None:
