@@ -94,28 +94,28 @@ class ScaleLimits(NamedTuple):
     def merged(self, merged_of: Sequence[int]) -> ScaleLimits:
         """Limits of merged components that suit each of their parts; `merged_of`: their index, by part."""
 
-        def combined(
-            pick: Callable[[List[float]], float], of_parts: Iterable[Tuple[int, Optional[float]]]
+        def merge(
+            pick: Callable[..., float], parts: Iterable[Tuple[int, Optional[float]]]
         ) -> Dict[int, float]:
             """Pick one value for each merged component of which any part has one."""
             values: Dict[int, List[float]] = defaultdict(list)
-            for part, value in of_parts:
+            for part, value in parts:
                 if value is not None:
                     values[merged_of[part]].append(value)
             return {index: pick(of_index) for index, of_index in values.items()}
 
-        limits, weights = combined(min, enumerate(self.limits)), combined(max, enumerate(self.loss_weights))
+        limits, weights = merge(min, enumerate(self.limits)), merge(max, enumerate(self.loss_weights))
         # Loss weights of parts differ, so that their unit amaxes cannot be compared, but their gradients can.
         amaxes = [None if a is None else a * w for a, w in zip(self.unit_amaxes, self.loss_weights)]
-        unit_amaxes = {i: amax / (weights[i] or 1.0) for i, amax in combined(max, enumerate(amaxes)).items()}
+        unit_amaxes = {i: amax / (weights[i] or 1.0) for i, amax in merge(max, enumerate(amaxes)).items()}
         indices = range(len(weights))
         return self._replace(
             limits=[limits.get(i) for i in indices],
-            provisional=combined(min, self.provisional.items()),
+            provisional=merge(min, self.provisional.items()),
             loss_weights=tuple([weights[i] for i in indices]),
             unit_amaxes=[unit_amaxes.get(i) for i in indices],
             underflowed={merged_of[part] for part in self.underflowed},
-            floors=combined(max, self.floors.items()),
+            floors=merge(max, self.floors.items()),
         )
 
     def of_root(self, start_scale: float, span: float) -> float:
@@ -230,8 +230,7 @@ def choose_merged(
     # Rounding errors of gradients that underflow reach all descendants.
     inexact = components.with_descendants(worth_hooks)
     for contributors in components.leaves.values():
-        # The component with the smallest limit has the largest gradients. Of several with this limit the last
-        # decides; another would do as well: half of the leaf's gradient is exact, the other half is not.
+        # The smallest limit: the largest gradients. Of equal ones any will do: half of their sum is exact.
         by_limit = {limit_of[i]: i for i in contributors if i in limit_of}
         if by_limit and by_limit[min(by_limit)] in inexact:
             return None

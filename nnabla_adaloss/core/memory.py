@@ -52,9 +52,7 @@ class Memory(NamedTuple):
     lost: Mapping[str, LostAmax] = {}
 
     def after(self, unit_amaxes: _Amaxes, *, completes_entry: bool, lost: _Amaxes, iteration: int) -> Memory:
-        """Add the amaxes of an iteration, and those of its `lost` batches. `completes_entry`: all slices have
-        been measured, so that each window gets its next entry.
-        """
+        """Add the amaxes of an iteration, and those of its `lost` batches; flag: see `Observations`."""
         unit_amaxes = _larger(lost, unit_amaxes)  # windows get lost amaxes, too, but drop them sooner
         partial = _larger(self.partial, unit_amaxes)
         remembered = self._lost_after(unit_amaxes, lost, iteration)

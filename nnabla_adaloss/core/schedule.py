@@ -44,8 +44,8 @@ class ScaleSchedule:
     reasons: Mapping[str, Reason] = field(default_factory=dict)  # reason of alpha, by layer
     unbounded_alphas: Mapping[str, float] = field(default_factory=dict)  # of methods, before bounds, by layer
     is_merged: bool = False  # True if components share scales because only hooks could split them
-    # Functions, by number, whose output is a float32 scalar with its own scale: see `arriving_scales`.
-    float_scalar_functions: FrozenSet[int] = frozenset()
+    # Float32 scalars with scales of their own, by the function that computes each: see `arriving_scales`.
+    float_scalars: FrozenSet[int] = frozenset()
 
     @cached_property
     def seed_scale(self) -> float:
@@ -92,14 +92,12 @@ class ScaleSchedule:
 
     @cached_property
     def arriving_scales(self) -> Mapping[int, float]:
-        """Scale of each gradient, by position, before `steps` multiply it for the function that reads it: its
-        component's, except for float32 scalars.
-        """
+        """Scale of each gradient before `steps`, by position: its component's, except for float32 scalars."""
         scales = {position: self.component_scales[index] for position, index in self.components.of.items()}
         # A float32 scalar takes the lowest scale of its function's inputs: otherwise that input's gradient,
         # often an array, would be multiplied after it. In forward order: inputs may be such scalars, too.
         for node in reversed(self.nodes):
-            if node.number in self.float_scalar_functions and node.inputs:
+            if node.number in self.float_scalars and node.inputs:
                 own, lowest_input = scales[node.outputs[0]], min([scales[p] for p in node.inputs])
                 scales[node.outputs[0]] = min(max(lowest_input, own / _FLOAT_FACTOR), own * _FLOAT_FACTOR)
         return scales
@@ -107,8 +105,7 @@ class ScaleSchedule:
     @cached_property
     def scales(self) -> Mapping[int, float]:
         """Scale at which each gradient is read, by position: that on arrival, or as `steps` multiply it."""
-        arriving = self.arriving_scales
-        scales = {**arriving}
+        arriving, scales = self.arriving_scales, {**self.arriving_scales}
         for node in self.nodes:
             if node.separates:
                 scale = 1.0  # not linear: a clipping function compares the gradient with a constant

@@ -61,10 +61,9 @@ class ScheduleCache:
         """Convert the latest of all schedules to these loss weights; None if unused or not convertible."""
         latest = self.current(iteration, given_scale, list(self.entries)[-1]) if self.entries else None
         converted = latest and latest.with_loss_weights(loss_weights, max_scale)
-        last = self.last(loss_weights)
+        own = self.last(loss_weights)
         # If the last schedule for these loss weights is equal, its cached `steps` need not be made again.
-        is_equal = converted and last and last.component_scales == converted.component_scales
-        return last if is_equal else converted
+        return own if converted and own and own.component_scales == converted.component_scales else converted
 
     def slice_number(self, iteration: int) -> Optional[int]:
         """Number of the slice of the arrays, of `iterations`, that an iteration measures; None: nothing."""

@@ -387,9 +387,8 @@ class AdaptiveLossScaling:
     def state_dict(self) -> Dict[str, Any]:
         """State that determines the next scales, as plain numbers, strings, lists and dicts."""
         prepared, method_alphas = self._graph.current(), self._chooser.method_alphas
-        others, random_draws = self._graph.states_of_other_topologies, self._storage.random_draws.count
-        components, iteration = self.components, self.iteration
-        state = state_of(prepared, others, components, method_alphas, iteration, random_draws)
+        others, draws = self._graph.states_of_other_topologies, self._storage.random_draws.count
+        state = state_of(prepared, others, self.components, method_alphas, self.iteration, draws)
         return {**state, "infinite_loss": self.trained_on_infinite_loss}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -83,14 +83,12 @@ class GraphCache:
         return [self] if self._last is None else [self, self._last, self._last.statistics]
 
     def current(self, *, check_wiring: bool = False, after_forward: bool = False) -> PreparedGraph:
-        """The prepared graph of this loss. It is prepared again if the graph was rewired (`check_wiring`), or
-        changed in another way that takes effect with a forward (`after_forward`).
-        """
+        """The prepared graph, again if it was rewired (`check_wiring`), or else changed (`after_forward`)."""
         last = self._last
         if (
             last is None
             or self._is_adopted
-            # Other shapes, and other values of `need_grad` or `recompute`.
+            # Other shapes, and other values of `need_grad` or `recompute`, take effect with a forward.
             or (after_forward and (last.reshaped or last.graph.marked_otherwise))
             or (check_wiring and last.graph.rewired)
         ):

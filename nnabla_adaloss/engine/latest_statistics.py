@@ -200,11 +200,10 @@ class LatestStatistics:
         return gradients, results
 
     def state(self, positions: Sequence[int]) -> List[Any]:
-        """Export rows for `loaded`: index in `positions`, statistics of the gradient, and of the data."""
+        """Export rows for `loaded`: index in `positions`, statistics of the gradient if used, of data."""
         # Older states lack the wiring: their graph may have numbered variables otherwise, in the same order.
         rows = []
         for index, position in enumerate(positions):
-            # Gradients that are only watched are not saved: no choice needs them.
             gradient = self._latest.get(position) if position in self.request.gradients else None
             data = self._latest.get(self._key(position))
             if gradient is not None or data is not None:

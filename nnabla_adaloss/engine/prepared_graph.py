@@ -18,7 +18,7 @@ from ..core.schedule_cache import ScheduleCache
 from ..emulation.rounded_storage import NativeStorage, RoundedStorage
 from ..graph.graph import Graph
 from ..graph.loss import Seed
-from ..graph.loss_weights import LossWeights, seed_weight
+from ..graph.loss_weights import seed_weight
 from ..graph.names import Parameters, names_of
 from ..graph.plan import GraphPlan
 from ..kernels import Kernels, Measurements
@@ -98,10 +98,6 @@ class PreparedGraph:
         """Components of the network."""
         return self.plan.components(by_layer=self.schedules.by_layer)
 
-    @cached_property
-    def _loss_weights(self) -> LossWeights:
-        return self.plan.loss_weights(by_layer=self.schedules.by_layer)
-
     @property
     def merged(self) -> Optional[MergedComponents]:
         """Merged components for passes without hooks; None: none are merged."""
@@ -112,8 +108,8 @@ class PreparedGraph:
         return merged if len(merged.components.names) < len(merged.of) else None
 
     @cached_property
-    def float_scalar_functions(self) -> FrozenSet[int]:
-        """Float32 functions, by number, whose scalar output may have a scale other than its component's."""
+    def float_scalars(self) -> FrozenSet[int]:
+        """Float32 scalars that may have a scale other than their component's, by number of their function."""
         # Nothing needs multiplying in a function whose scalar output has the scale of its input (see
         # `ScaleSchedule.arriving_scales`). Rounded to 16 bits, the scalar could overflow at that scale.
         plan, keys, rounded = self.plan, self.graph.keys, self.storage.rounded_gradients()
@@ -161,14 +157,15 @@ class PreparedGraph:
     def before_forward(self, context: nn.Context) -> None:
         """Copy loss weights to host and device: reading them after forward would wait for a GPU."""
         if self.schedules.by_layer:
-            self._loss_weights.before_forward(self.graph.variables, context)
+            self.plan.loss_weights(by_layer=True).before_forward(self.graph.variables, context)
 
     def loss_weights(self, given_scale: Optional[float], grad: Optional[Seed] = None) -> Tuple[float, ...]:
         """Present loss weight of each component; 1 if all scales are a constant S0."""
         if self.schedules.measures_nothing(given_scale):
             return (1.0,) * len(self.components.names)
         on_host, in_use = not self.kernels.asynchronous, self.schedules.entries
-        loss_weights = self._loss_weights.read(self.graph.variables, on_host=on_host, in_use=in_use)
+        reader = self.plan.loss_weights(by_layer=self.schedules.by_layer)
+        loss_weights = reader.read(self.graph.variables, on_host=on_host, in_use=in_use)
         if grad is None:
             return loss_weights
         # A seed gradient multiplies all gradients, as a loss weight does.
@@ -178,8 +175,7 @@ class PreparedGraph:
     @cached_property
     def schedule(self) -> Callable[..., ScaleSchedule]:
         """Makes a schedule for this graph, from the fields of a `ScaleSchedule` that a choice determines."""
-        float_scalars = self.float_scalar_functions
-        return partial(ScaleSchedule, self.plan.nodes, self.components, float_scalar_functions=float_scalars)
+        return partial(ScaleSchedule, self.plan.nodes, self.components, float_scalars=self.float_scalars)
 
     def rescale(self, rescales: Sequence[Rescale]) -> None:
         """Multiply gradients in place, between two functions; an emulated storage rounds the results."""
@@ -210,9 +206,7 @@ class PreparedGraph:
     def slice(
         self, schedules: ScheduleCache, iteration: int, given_scale: Optional[float]
     ) -> Optional[Slice]:
-        """Slice of the arrays that an iteration measures; None if it measures none. `schedules`: those of the
-        coming pass, which are `self.schedules` only after it.
-        """
+        """Slice of the arrays that an iteration measures, or None; `schedules`: those of the coming pass."""
         number = schedules.slice_number(iteration)  # None with delay=0, or before the first choice
         if number is None or schedules.measures_nothing(given_scale):
             return None

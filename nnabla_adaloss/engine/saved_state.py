@@ -19,9 +19,7 @@ from .method_alphas import MethodAlphas
 from .prepared_graph import PreparedGraph
 
 SCHEMA = 2
-
-# Schema of versions that remembered magnitudes without their loss weights.
-_MAGNITUDES = 1
+_MAGNITUDES = 1  # of versions that remembered magnitudes without their loss weights
 
 Saved = Mapping[str, Any]
 
@@ -71,10 +69,8 @@ def topology_state(plan: GraphPlan, statistics: Sequence[Any], schedules: Schedu
     }
 
 
-def load_state(
-    state: Saved, prepared: PreparedGraph, memory: Memory, method_alphas: MethodAlphas
-) -> LoadedState:
-    """Load a `state_of` into `prepared` and `method_alphas`; return the rest. An error changes nothing."""
+def load_state(state: Saved, prepared: PreparedGraph, memory: Memory, alphas: MethodAlphas) -> LoadedState:
+    """Load a `state_of` into `prepared` and `alphas`, and return the rest of it; an error changes nothing."""
     try:
         lacks_loss_weights = integer("schema", state["schema"]) == _MAGNITUDES
         if not lacks_loss_weights:
@@ -90,7 +86,7 @@ def load_state(
                 "it had measured: scales are measured again, with the next batch"
             )
             prepared.statistics.load({}, {}, {})
-            method_alphas.load({})
+            alphas.load({})
             prepared.schedules = prepared.schedules.drop()
             return LoadedState(Memory(memory.policy), iteration, draws, [])
         statistics, schedules = read_topology(own, prepared) if own else ({}, prepared.schedules.drop())
@@ -112,7 +108,7 @@ def load_state(
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise ValueError(f"state is damaged, or not of an AdaptiveLossScaling: {error!r}") from error
     prepared.statistics.load(statistics, weights, pending)
-    method_alphas.load(histories)
+    alphas.load(histories)
     prepared.schedules = schedules
     return LoadedState(memory, iteration, draws, others)
 

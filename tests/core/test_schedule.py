@@ -66,7 +66,7 @@ def test_backward_starts_with_the_scale_of_the_first_function(descendants: float
     n = Graph(loss, 2.0**14, descendants)
     for in_float in (False, True):
         numbers = frozenset(node.number for node in n.structure.nodes if node.separates and in_float)
-        schedule = replace(n.schedule, float_scalar_functions=numbers)
+        schedule = replace(n.schedule, float_scalars=numbers)
         through = descendants if in_float else min(descendants, 2.0**14)
         assert schedule.seed_scale == schedule.scales[n.position(loss)] == through
         after = [rescale for step in schedule.steps.values() for rescale in (*step.before, *step.after)]
@@ -81,7 +81,7 @@ def test_functions_in_float_take_the_scale_of_their_successors() -> None:
     descendants = [n.schedule.scales[n.position(mean.parent.inputs[0])] for mean in means]
     assert sorted(descendants) == [2.0**18, 2.0**20]
     numbers = frozenset(node.number for node in n.structure.nodes if node.separates)
-    schedule = replace(n.schedule, float_scalar_functions=numbers)
+    schedule = replace(n.schedule, float_scalars=numbers)
     assert [schedule.scales[n.position(mean)] for mean in means] == descendants
     # Where two meet, the smaller one is what is handed on.
     changed = [rescale for step in schedule.steps.values() for rescale in (*step.before, *step.after)]

@@ -236,7 +236,7 @@ def in_float(loss: Any, **options: Any) -> Set[str]:
     settle(scaling)
     prepared = scaling._graph.current()
     structure = prepared.plan
-    return {structure.by_number[number].type_name for number in prepared.float_scalar_functions}
+    return {structure.by_number[number].type_name for number in prepared.float_scalars}
 
 
 def two_losses(context: nn.Context = FLOAT) -> nn.Variable:
