@@ -17,7 +17,7 @@ from ..graph.functions import is_matrix_product
 from ..graph.graph import Graph
 from ..graph.hooks import root_cause
 from ..kernels import Kernels
-from ..undo import ArraySnapshot
+from ..undo.snapshot import ArraySnapshot
 
 _TWISTER_BYTES = 625 * 8  # size of C++'s Mersenne Twister: 624 words of 8 bytes and a position
 

@@ -10,7 +10,7 @@ from typing import AbstractSet, Any, Callable, Dict, Iterable, Iterator, Optiona
 import numpy as np
 from numpy.typing import NDArray
 
-from ..undo import ArraySnapshot
+from ..undo.snapshot import ArraySnapshot
 from ..updaters.solvers import has
 from . import remedies
 from .causes import Cause, Note, listed

@@ -31,7 +31,7 @@ from ..kernels import select_kernels
 from ..kernels.arrays import is_zeroing
 from ..monitor.audience import Audience, audience_of
 from ..monitor.events import LayerScaled
-from ..undo import BatchGuard, ForwardState
+from ..undo.batch_guard import BatchGuard, ForwardState
 from .chooser import Chooser, Decision, Request
 from .forward_fault import find_fault
 from .graph_cache import GraphCache

@@ -9,7 +9,7 @@ import nnabla as nn
 import numpy as np
 
 from ..core.verdict import Facts, PassVerdict, Rules, judge
-from ..undo import ArraySnapshot
+from ..undo.snapshot import ArraySnapshot
 from .adaptive_loss_scaling import AdaptiveLossScaling
 
 

@@ -13,7 +13,7 @@ from ..graph.loss import LossLike
 from ..graph.plan import GraphPlan
 from ..kernels import Kernels, measurements_by
 from ..kernels.arrays import FLOAT16, FLOAT32, is_readable, stored_dtype
-from ..undo import ArraySnapshot
+from ..undo.snapshot import ArraySnapshot
 from .prepared_graph import PreparedGraph
 
 # In float16 a much smaller epsilon is 0. The reciprocal of this one, its smallest normal number, is in range.

@@ -19,8 +19,8 @@ from ..engine import AdaptiveLossScaling, BatchLoop, Outcome
 from ..engine.saved_state import select_state, topologies_of
 from ..graph.loss import LossLike, LossSeed, LossWrapper, Seed, check_seed, run_backward, variable_of
 from ..monitor.audience import audience_of
-from ..undo import ArraySnapshot
 from ..undo.shared_memory import SharedMemory
+from ..undo.snapshot import ArraySnapshot
 from ..updaters.notifications import Notifier
 from ..updaters.solvers import check_solver, named_parameters, parameters_of
 

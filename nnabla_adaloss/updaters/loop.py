@@ -24,7 +24,7 @@ from ..graph.graph import Graph
 from ..graph.loss import REDUCE, LossLike, check_scale
 from ..monitor.audience import audience_of
 from ..monitor.events import BatchRepeated, BatchThrownAway, Overflowed, ScaleChanged, UpdateEnded
-from ..undo import savepoint
+from ..undo.snapshot import savepoint
 from .exchange import GradientExchange
 from .global_scale import GlobalScale
 from .idle import idle_of

@@ -20,7 +20,7 @@ from nnabla_adaloss import (
     FormatEmulation,
     LossScaleWarning,
 )
-from nnabla_adaloss.undo import savepoint
+from nnabla_adaloss.undo.snapshot import savepoint
 from tests.worlds.methods import LooksBack
 from tests.worlds.networks import layers, mlp, two_layers
 from tests.worlds.passes import calibrated, look, run, settle

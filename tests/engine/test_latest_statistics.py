@@ -19,7 +19,7 @@ from nnabla_adaloss.graph.plan import GraphPlan
 from nnabla_adaloss.kernels import CpuKernels
 from nnabla_adaloss.kernels.arrays import ScratchPool
 from nnabla_adaloss.kernels.measurements import HostMeasurements, Results
-from nnabla_adaloss.undo import savepoint
+from nnabla_adaloss.undo.snapshot import savepoint
 
 
 class Arrays:

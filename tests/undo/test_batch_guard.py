@@ -15,8 +15,7 @@ from nnabla_adaloss.graph.graph import Graph
 from nnabla_adaloss.graph.names import registered_names
 from nnabla_adaloss.graph.plan import GraphPlan
 from nnabla_adaloss.kernels import CpuKernels
-from nnabla_adaloss.undo import BatchGuard
-from nnabla_adaloss.undo.batch_guard import ForwardState
+from nnabla_adaloss.undo.batch_guard import BatchGuard, ForwardState
 from tests.worlds.values import constant, data
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss.kernels import CpuKernels
-from nnabla_adaloss.undo import ArraySnapshot, savepoint
+from nnabla_adaloss.undo.snapshot import ArraySnapshot, savepoint
 
 pytestmark = pytest.mark.any_context
 
