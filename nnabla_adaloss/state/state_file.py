@@ -44,8 +44,7 @@ def read_state(path: PathLike) -> Dict[str, Any]:
     damaged, instead = f"{name} is damaged", "use an earlier checkpoint"
     with open(name, "rb") as file:
         size = os.fstat(file.fileno()).st_size
-        first = file.readline(4096)
-        header = _parse(first, f"{name} is not a state file: its first line is not JSON")
+        header = _parse(file.readline(4096), f"{name} is not a state file: its first line is not JSON")
         if not isinstance(header, dict) or header.get("kind") != _KIND:
             raise StateFileError(f"{name} is not a state file of nnabla_adaloss")
         if header.get("version") != FORMAT_VERSION:

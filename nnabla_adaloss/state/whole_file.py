@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import glob
 import os
-import re
 import secrets
 import stat
 from contextlib import suppress
@@ -109,13 +109,11 @@ def _write_and_rename(target: str, content: bytes) -> bool:
 def _remove_left_overs(target: str) -> None:
     """Remove temporary files of writers that were killed: those that no process keeps locked."""
     folder, name = os.path.split(target)
-    temporary = re.compile(re.escape(name[:_KEPT]) + r"\.[0-9a-f]{16}" + re.escape(_SUFFIX))
-    with suppress(OSError):
-        for entry in filter(temporary.fullmatch, os.listdir(folder)):
-            path = os.path.join(folder, entry)
-            with suppress(OSError):
-                if stat.S_ISREG(os.lstat(path).st_mode):
-                    # NFS locks only files opened for reading and writing.
-                    with open(path, "r+b") as file:
-                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # OSError: its writer lives
-                        os.unlink(path)
+    start = glob.escape(os.path.join(folder, name[:_KEPT]))
+    for path in glob.iglob(f"{start}.{'[0-9a-f]' * 16}{_SUFFIX}"):
+        with suppress(OSError):
+            if stat.S_ISREG(os.lstat(path).st_mode):
+                # NFS locks only files opened for reading and writing.
+                with open(path, "r+b") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # OSError: its writer lives
+                    os.unlink(path)
