@@ -329,9 +329,7 @@ class GradScaler:
 
     @property
     def has_begun(self) -> bool:
-        """True within an iteration, of which no checkpoint is saved: `backward` has run since the last
-        `update`, or this scaler's `forward` of a loss that writes state.
-        """
+        """True after a `backward`, or a `forward` that writes state, until `update`: no checkpoint then."""
         for scaling in self.engines:
             if hash(scaling.variable) in self._forwarded:
                 writers = {*scaling.plan.state_leaves.values()} - {None}
@@ -523,8 +521,7 @@ class GradScaler:
         # The examination runs forward, and perhaps backward at the smallest scale.
         now, snapshot = guard.state.now(), ArraySnapshot(scaling.kernels)
         snapshot.save([v.grad for v in self._parameters()])
-        smallest = scaling.components.policy.min_scale
-        loop = BatchLoop(scaling, lambda rerun: None, self._parameters, smallest)
+        loop = BatchLoop(scaling, lambda rerun: None, self._parameters, scaling.components.policy.min_scale)
         # It is an overflow in any case: clipping may have made the gradients finite. No pass measures more.
         facts = loop.overflow_facts()._replace(can_measure_more=False)
         outcome = loop.conclude(facts, Rules(repeat=False, max_repeats=0))

@@ -340,15 +340,13 @@ def _check(saved: List[Any], arrays: Dict[str, Any], parts: List[Any], variables
     for index, (part, own) in enumerate(zip(parts, saved)):
         if isinstance(part, Solver):
             steps, rate = own.get("steps"), own.get("learning_rate", 0.0)
-            if not isinstance(steps, dict) or type(rate) is not float:
+            # nnabla counts steps in 32 bits.
+            valid = isinstance(steps, dict) and all(type(n) is int and 0 <= n < 2**32 for n in steps.values())
+            if not valid or type(rate) is not float:
                 raise StateFileError(f"the checkpoint is damaged: steps={steps!r}, learning_rate={rate!r}")
             # Numbers of steps, compared like arrays without a shape.
             shapes.update({f"{index}/{name}": () for name in steps})
             expected.update({f"{index}/{name}": () for name in part.get_states()})
-            for name, step in steps.items():
-                # nnabla counts them in 32 bits.
-                if type(step) is not int or not 0 <= step < 2**32:
-                    raise StateFileError(f"the checkpoint is damaged: {name} had {step!r} updates")
     odd = [key for key in sorted({*shapes, *expected}) if shapes.get(key) != expected.get(key)]
     if odd:
         names = [f"{k} ({shapes.get(k, 'not saved')}, here {expected.get(k, 'not there')})" for k in odd[:3]]
