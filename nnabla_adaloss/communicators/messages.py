@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Callable, Collection, List, Tuple, Union
+from typing import Callable, List, Sequence, Tuple, Union
 
 import numpy as np
 import numpy.typing as npt
 from nnabla import NdArray
 
 from ..host_context import dtype_of, host_view
+
+Arrays = Union[NdArray, Sequence[NdArray]]
 
 SMALL_ARRAY = 1 << 16
 """Elements (256 kB in fp32) up to which an array is packed with others: below, the latency of a message
@@ -20,9 +22,7 @@ MESSAGE = 1 << 20
 """Elements (4 MB in fp32) at which a packed message is full."""
 
 
-def array_list(
-    name: str, data: Union[NdArray, Collection[NdArray]], *, floating: bool = False
-) -> List[NdArray]:
+def array_list(name: str, data: Arrays, *, floating: bool = False) -> List[NdArray]:
     """List the NdArrays of an argument, one or a sequence; with `floating`, refuse integer arrays."""
     arrays = [data] if isinstance(data, NdArray) else list(data)
     for position, array in enumerate(arrays):

@@ -17,13 +17,12 @@ from nnabla import NdArray
 from ..host_context import HOST, dtype_of, host_view
 from . import failure
 from .agreement import Call, ProcessGroup
-from .messages import Packer, array_list
+from .messages import Arrays, Packer, array_list
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 T = TypeVar("T")
-Arrays = Union[NdArray, Sequence[NdArray]]
 
 
 class MPICommunicator:

@@ -55,25 +55,20 @@ class GradientExchange:
         """Exchanged gradients, in the same order on every rank."""
         return self._grads or [v.grad for v in self.parameters.values()]
 
-    def check_communicator(self) -> None:
-        """Raise ValueError, before anything is exchanged, if a communicator would send float16."""
-        if self.comm is None or self._broadcast:
-            return
-        # Its context cannot be read.
-        sent = nn.NdArray.from_numpy_array(np.ones(1, np.float32))
-        self.comm.bcast([sent], 0, inplace=True)
-        if dtype_of(sent) != np.float32:
-            raise ValueError(
-                f"comm was made in a half context: it makes {dtype_of(sent)} of all it sends, master weights "
-                "included; give it a float context, as in "
-                "MultiProcessDataParallelCommunicator(get_extension_context('cudnn', device_id=...))"
-            )
-
     def begin_iteration(self, iteration: int, check_every: int) -> bool:
         """Set a communicator's iteration, broadcast parameters once, and return whether to compare ranks."""
         if hasattr(self.comm, "iteration"):
             self.comm.iteration = iteration
         if not self._broadcast:
+            # The communicator's context cannot be read.
+            sent = nn.NdArray.from_numpy_array(np.ones(1, np.float32))
+            self.comm.bcast([sent], 0, inplace=True)
+            if dtype_of(sent) != np.float32:
+                raise ValueError(
+                    f"comm was made in a half context: it makes {dtype_of(sent)} of all it sends, master "
+                    "weights included; give it a float context, as in "
+                    "MultiProcessDataParallelCommunicator(get_extension_context('cudnn', device_id=...))"
+                )
             self.comm.bcast([v.data for v in self.parameters.values()], 0, inplace=False)
             self._broadcast = True
             return False

@@ -158,16 +158,16 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
     def _run_iteration(self) -> UpdateResult:
         """Run batches until their gradients are finite on all ranks, or must be skipped, and update."""
         resumed, self._interrupted = self._interrupted, None
-        self._exchange.check_communicator()
         if not self.iteration:
             self._notifier.check_parameters(self.solver, self.scaling.graph, self.scaling.plan)
             trained = self.scaling.graph.by_key(self.scaling.plan.leaves).values()
             make_memory(self.solver, trained, self.scaling.kernels.context)
+        shared = self.comm is not None
+        compares = shared and self._exchange.begin_iteration(self.iteration + 1, self.check_every)
         self.iteration += 1
         if self._audience is not None and not self._audience.training_began:
             notify_training_began(self._audience, self.iteration, self)
-        shared = self.comm is not None
-        if shared and self._exchange.begin_iteration(self.iteration, self.check_every) and resumed is None:
+        if compares and resumed is None:
             # Scales that must be equal on all ranks; all have compared them before an iteration is resumed.
             unit_amaxes = [amax for _, amax in sorted(self.scaling.components.unit_amaxes().items())]
             self._exchange.check_ranks_agree([self.scale, *unit_amaxes], self.iteration)

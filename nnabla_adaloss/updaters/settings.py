@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
-from typing import Any, Callable, Dict, Literal, Optional, Tuple, Union
+from typing import Any, Callable, Dict, List, Literal, Optional, Tuple, Union
 
 from ..core.scale_history import HistoryPolicy
 from ..core.scale_policy import ScalePolicy
@@ -32,9 +32,7 @@ def keep_data() -> None:
     """Default data feeder: leaves the input variables unchanged."""
 
 
-def history_of(
-    global_scale: Union[GlobalScaleName, HistoryPolicy], start_scale: float, min_scale: float
-) -> Optional[HistoryPolicy]:
+def history_of(global_scale: Any, start_scale: float, min_scale: float) -> Optional[HistoryPolicy]:
     """Make the policy of measured scales for an argument `global_scale`; None for `"dynamic"`."""
     if isinstance(global_scale, HistoryPolicy):
         return global_scale
@@ -42,7 +40,7 @@ def history_of(
     return HistoryPolicy(start_scale=start_scale, min_scale=min_scale) if name == "history" else None
 
 
-def hooks_by_pass(pre: Any, post: Any) -> Tuple[Dict[str, Any], Dict[str, Any]]:
+def hooks_by_pass(pre: Any, post: Any) -> List[Dict[str, Any]]:
     """Keyword arguments of forward, and of backward, for hooks; TypeError unless each is a `HookLike`."""
     pairs = {}
     for name, value in (("function_pre_hook", pre), ("function_post_hook", post)):
@@ -51,8 +49,7 @@ def hooks_by_pass(pre: Any, post: Any) -> Tuple[Dict[str, Any], Dict[str, Any]]:
             raise TypeError(
                 f"{name} must be a callable, a pair (for forward, for backward) or None; got {value!r}"
             )
-    forward, backward = ({name: pair[index] for name, pair in pairs.items()} for index in (0, 1))
-    return forward, backward
+    return [{name: pair[index] for name, pair in pairs.items()} for index in (0, 1)]
 
 
 class Setting:

@@ -123,7 +123,8 @@ def test_an_iteration_begins_with_the_number_and_the_first_with_the_parameters_o
     for exchange in made:
         values = {name: v.d.tolist() for name, v in exchange.parameters.items()}
         assert values == {"a": [0.0, ord("a")], "b": [0.0, ord("b")]}
-    assert made[0].comm.messages == [("bcast", 2, 0, False)]
+    # The first shows that it keeps float32.
+    assert made[0].comm.messages == [("bcast", 1, 0, True), ("bcast", 2, 0, False)]
     assert not hasattr(made[0].comm, "iteration")
     made[0].comm.iteration = None
     assert not made[0].begin_iteration(8, 0)
