@@ -118,7 +118,7 @@ class ScaleLimits(NamedTuple):
             floors=merge(max, self.floors.items()),
         )
 
-    def of_root(self, start_scale: float, span: float) -> float:
+    def root_scale(self, start_scale: float, span: float) -> float:
         """Scale of a loss gradient that is an array or given by the caller; arguments as in `Start`."""
         scale = self.limits[0]
         if scale is None:

@@ -174,10 +174,10 @@ class AdaLossConfig:
         return self
 
 
-_GONE = {
+_REMOVED_ARGUMENTS = {
     "planned_bytes": "scaled copies of weights take as much memory as they need; leave it out",
     "recorder": "give the updater or scaler monitors=[...] with an object that has on_layer_scaled(event): "
     "event.record is the LayerRecord",
     "debug_level": "give the updater or scaler monitors=[LogMonitor(level)]",
 }
-AdaLossConfig.__init__ = explains_keywords(_GONE)(AdaLossConfig.__init__)  # type: ignore[method-assign]
+AdaLossConfig.__init__ = explains_keywords(_REMOVED_ARGUMENTS)(AdaLossConfig.__init__)  # type: ignore[method-assign]

@@ -23,8 +23,8 @@ from .validation import integer, nonnegative_number
 
 _EMPTY = AmaxWindow()
 _REMEMBERED = 2000  # number of iterations that remember a lost batch, after it or a batch that confirms it
-# A batch confirms a lost amax that is at most this many times its own. After an overflow at scale s, that is
-# by default the amax with the scale limit s / 16: a batch with the limit s has a 16th of it or less.
+# A batch confirms a lost amax that is at most this many times its own. After an overflow at scale s the lost
+# amax is, by default, that with the limit s / 16: batches that fit at s have at most a 16th, and do not.
 _CONFIRMING_RATIO = 2.0**3
 
 # Keys of messages between ranks: a flag, and a prefix with the name of a component for its amax.

@@ -22,7 +22,7 @@ _STEP = 4.0  # factor of lowering a scale for the next try, beyond the margin be
 _LEAST_MEASUREMENTS = 16  # fewer do not show the range of gradients
 
 # Cached: making and checking a policy takes as long as reading ten functions of a graph.
-_replaced = lru_cache(maxsize=16)(replace)
+_cached_replace = lru_cache(maxsize=16)(replace)
 
 
 class AmaxWindow(NamedTuple):
@@ -114,7 +114,7 @@ class HistoryPolicy:
             [256, 32, 16]
         """
         window = min(self.window, max(-(-self.window // iterations), _LEAST_MEASUREMENTS))
-        return self if window == self.window else _replaced(self, window=window)
+        return self if window == self.window else _cached_replace(self, window=window)
 
     def scale(self, amax: float, *, u_max: float) -> float:
         """Scale limit of gradients of at most `amax`, a positive number: a power of two, or a bound."""

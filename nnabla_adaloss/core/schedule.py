@@ -76,8 +76,8 @@ class ScaleSchedule:
         if [old > 0.0 for old in self.loss_weights] != [new > 0.0 for new in loss_weights]:
             return None  # inactive components have no scale of their own to convert
         moves = [old / new if new else None for old, new in zip(self.loss_weights, loss_weights)]
-        # Alpha is the ratio of scales around a layer: it stays if these and all arrays move by one factor.
-        # A larger one might make a weight infinite. Other scalars may move otherwise: the loss never does.
+        # Alphas stay if the scales around layers, and of all arrays, move by one factor. A larger alpha might
+        # make a weight infinite. Other scalars may move otherwise: the loss, for one, never moves.
         around_layers = {i for edge in self.components.edges if edge.layer is not None for i in edge[:2]}
         others = self.components.scalar_components - around_layers
         joint_moves = {move for i, move in enumerate(moves) if move is not None and i not in others}

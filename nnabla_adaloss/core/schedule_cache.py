@@ -69,7 +69,7 @@ class ScheduleCache:
         """Number of the slice of the arrays, of `iterations`, that an iteration measures; None: nothing."""
         if not (self.delayed and self.entries):
             return None
-        # Each cycle begins with another slice: else each of eight batches in turn would meet one slice only.
+        # Each cycle begins with another slice: else, with eight batches in turn, each would meet one slice.
         cycle = self.cycle_start // self.iterations
         return (iteration - self.cycle_start - cycle) % self.iterations
 

@@ -140,7 +140,7 @@ class Chooser:
                 # which the scales of its successors are lowered to their own limits.
                 root_scale = min(floor_power_of_two(prepared.u_maxes[components.root]), policy.max_scale)
             else:
-                root_scale = limits.of_root(start_scale, span)
+                root_scale = limits.root_scale(start_scale, span)
             start = Start(root_scale, start_scale, span, self._config.power_of_two)
             return choose(components, limits, start, method_alpha)
 

@@ -53,14 +53,14 @@ class LayerWatch:
                 loss_weight=loss_weight,
             )
 
-    def ran(self, node: NodeStructure) -> None:
+    def report(self, node: NodeStructure) -> None:
         """Report each layer of a function that has run, before nnabla frees its arrays."""
         for layer_input in node.layer_inputs:
             record = self._records.pop(layer_input.layer)
             self._audience.tell(LayerScaled(record, self._look(node, layer_input)))
 
     def finish(self) -> None:
-        """Report the layers of a finished pass that `ran` has not reported."""
+        """Report the other layers of a finished pass."""
         for record in self._records.values():
             self._audience.tell(LayerScaled(record, LayerLook()))
 

@@ -146,10 +146,10 @@ def test_zeros_at_the_loss_are_measured_again_with_a_far_larger_scale() -> None:
     assert n.of(n.c, n.b, n.a) == [2.0**10] * 3
     # A loss of several elements is weighed as any other.
     known = ScaleLimits([None] * 2, {}, (2.0**-3, 1.0), [0.0] * 2)
-    assert known.of_root(S0, SPAN) == S0 * 2.0**3
-    assert known._replace(underflowed={0}).of_root(S0, SPAN) == S0 * 2.0**3 * SPAN
-    assert known._replace(limits=[2.0, None]).of_root(S0, SPAN) == 2.0
-    assert known._replace(underflowed={0}, provisional={0: 0.5}).of_root(S0, SPAN) == 0.5
+    assert known.root_scale(S0, SPAN) == S0 * 2.0**3
+    assert known._replace(underflowed={0}).root_scale(S0, SPAN) == S0 * 2.0**3 * SPAN
+    assert known._replace(limits=[2.0, None]).root_scale(S0, SPAN) == 2.0
+    assert known._replace(underflowed={0}, provisional={0: 0.5}).root_scale(S0, SPAN) == 0.5
 
 
 def test_a_start_scale_must_have_a_reciprocal_in_float32() -> None:
@@ -716,7 +716,7 @@ def check_loss_weights_that_grow_together_move_scales_and_leave_alphas(case: Cas
     )
     start, again = (Start(2.0**10, 8.0, SPAN),) * 2
     if components.root in moved:
-        start, again = (Start(one.of_root(8.0, SPAN), 8.0, SPAN) for one in (known, grown))
+        start, again = (Start(one.root_scale(8.0, SPAN), 8.0, SPAN) for one in (known, grown))
     before, after = (case.choose(known=k, start=s) for k, s in ((known, start), (grown, again)))
     assert after.reasons == before.reasons
     for index in moved:
@@ -954,4 +954,4 @@ def test_merged_components_of_any_graph(case: Together, exponent: int, room: flo
 
 def test_an_unmeasured_root_with_a_loss_weight_of_0_has_the_start_scale() -> None:
     limits = ScaleLimits(limits=[None], provisional={}, loss_weights=(0.0,), unit_amaxes=[None])
-    assert limits.of_root(8.0, 2.0**30) == 8.0
+    assert limits.root_scale(8.0, 2.0**30) == 8.0

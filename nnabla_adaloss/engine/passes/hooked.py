@@ -32,7 +32,7 @@ class PassInputs(NamedTuple):
     post_hook: Optional[Hook] = None
     grad: Optional[Seed] = None  # seed gradient of the loss's shape; None for one
     masters: Sequence[nn.NdArray] = ()  # unscaled fp32 gradients of the leaves, in the order of the plan
-    all_zero: bool = False  # True if these are all lazily zero
+    all_zero: bool = False  # True if these are all zero, lazily: nnabla has yet to write the zeros
 
 
 class HookedPass:
@@ -100,7 +100,7 @@ class HookedPass:
         (node, after), self._running = self._running, None
         self._weights.restore()
         if self._watch is not None:
-            self._watch.ran(node)
+            self._watch.report(node)
         self._prepared.rescale(after)
         if node.leaves:
             self._leaves.give_back()
