@@ -33,7 +33,7 @@ def with_newest(history: History, iteration: int, g: ArrayStatistics, config: Ad
 
 
 def unbounded_alpha(config: AdaLossConfig, layer: str, g: Any, W: Any, range: Range, fan_in: float) -> float:
-    """Compute an alpha by the method, before it is `bounded`; ValueError unless it is positive and finite."""
+    """Compute an alpha by the method, before `bound_alpha`; ValueError unless it is positive and finite."""
     result: Any = config.method.scale(g, W, range=range, fan_in=fan_in)
     alpha = result.item() if isinstance(result, np.ndarray) and result.size == 1 else result
     if not (isinstance(alpha, Real) and 0.0 < float(alpha) < math.inf):
@@ -44,7 +44,7 @@ def unbounded_alpha(config: AdaLossConfig, layer: str, g: Any, W: Any, range: Ra
     return float(alpha)
 
 
-def bounded(alpha: float, uncompensated: float, config: AdaLossConfig) -> Tuple[float, Reason]:
+def bound_alpha(alpha: float, uncompensated: float, config: AdaLossConfig) -> Tuple[float, Reason]:
     """Limit alphas above 1 to the upper bounds; `uncompensated`: S but for what makes up for a small loss."""
     if not config.use_bound or alpha <= 1.0:
         return alpha, Reason.METHOD

@@ -96,7 +96,7 @@ class Memory(NamedTuple):
         lost = {name: list(one) for name, one in self.lost.items()}
         return {"windows": windows, "partial": {**self.partial}, "lost": lost}
 
-    def loaded(self, state: Mapping[str, Any]) -> Memory:
+    def with_state(self, state: Mapping[str, Any]) -> Memory:
         """Load a `state_dict`; KeyError, TypeError, AttributeError or ValueError if it is damaged."""
         windows = {str(name): AmaxWindow.from_list(values) for name, values in state["windows"].items()}
         partial = {str(n): nonnegative_number("partial", value) for n, value in state["partial"].items()}

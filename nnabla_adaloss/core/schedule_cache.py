@@ -110,7 +110,7 @@ class ScheduleCache:
         ]
         return {"since": self.cycle_start, "chosen": chosen}
 
-    def loaded(
+    def with_state(
         self, state: Mapping[str, Any], make: Callable[..., ScaleSchedule], *, power_of_two: bool = False
     ) -> ScheduleCache:
         """Restore a `state_dict`, or raise if it is damaged; `make` makes schedules from the saved fields."""
@@ -121,7 +121,7 @@ class ScheduleCache:
             given_scale = None if saved["fixed_scale"] is None else _scale("scale", saved["fixed_scale"])
             scales = [_scale("scale", scale) for scale in saved["scales"]]
             # Older states have no merged components.
-            schedule = make(scales, given_scale, loss_weights, is_merged=bool(saved.get("joined", False)))
+            schedule = make(scales, given_scale, loss_weights, is_merged=bool(saved.get("joined")))
             components = len(schedule.components.names)
             if not len(loss_weights) == len(scales) == components:
                 raise ValueError(

@@ -47,7 +47,7 @@ class ArrayStatistics(NamedTuple):
         return cls(count, 0.0, 0.0, 0.0, 0.0, count, 0)
 
     @classmethod
-    def loaded(cls, values: Sequence[Any]) -> ArrayStatistics:
+    def from_list(cls, values: Sequence[Any]) -> ArrayStatistics:
         """Load statistics from a saved list; TypeError or ValueError if no array can have them."""
         loaded = cls(*values) if len(values) == len(cls._fields) else None
         # Only the sum may be negative; sums may be infinite. NaN fails all comparisons.

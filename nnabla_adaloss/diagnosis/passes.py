@@ -160,8 +160,8 @@ class Passes:
         """Run a batch with measured scales until they fit, as the updater does."""
         arrays: Gradients = {}
 
-        def run_pass(again: bool) -> None:
-            backward = partial(scaling.backward, None, iteration=index, rerun=again)
+        def run_pass(rerun: bool) -> None:
+            backward = partial(scaling.backward, None, iteration=index, rerun=rerun)
             arrays.update(self._run(partial(self._forward, scaling.loss, index), backward))
 
         scaling.guard.begin()

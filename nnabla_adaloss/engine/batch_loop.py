@@ -44,7 +44,7 @@ class BatchLoop(NamedTuple):
     """Runs the batches of one loss."""
 
     scaling: AdaptiveLossScaling
-    run_pass: Callable[[bool], Any]  # runs forward and backward; True: the same batch again
+    run_pass: Callable[..., Any]  # runs forward and backward; `rerun=True`: over the same batch again
     parameters: Callable[[], Iterable[nn.Variable]]  # parameters whose gradients matter
     smallest_scale: float
     lower: Callable[[], bool] = lambda: False  # lowers other scales, if no component's can be lowered
@@ -53,7 +53,7 @@ class BatchLoop(NamedTuple):
 
     def run(self, rules: Rules) -> Outcome:
         """Run a batch until its gradients can be used, or no rule allows another pass."""
-        self.run_pass(False)
+        self.run_pass(rerun=False)
         return self.go_on(rules)
 
     def go_on(self, rules: Rules) -> Outcome:
@@ -69,7 +69,7 @@ class BatchLoop(NamedTuple):
             repeats += 1
             self.on_repeat(outcome)
             self.scaling.guard.undo_batch()
-            self.run_pass(True)
+            self.run_pass(rerun=True)
 
     def conclude(self, facts: Facts, rules: Rules) -> Outcome:
         """Measure, probe, or lower scales, as `judge` asks, until the batch is good, lost, or to be rerun."""
@@ -78,7 +78,7 @@ class BatchLoop(NamedTuple):
             verdict = judge(facts, rules)
             if verdict is PassVerdict.MEASURE:
                 scaling.guard.undo_batch()
-                self.run_pass(True)
+                self.run_pass(rerun=True)
                 measured = self._facts(facts.repeats)
                 if measured.overflowed:
                     facts, outcome = measured, self._last_pass()

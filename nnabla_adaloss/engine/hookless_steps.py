@@ -59,7 +59,7 @@ class LeafList:
         if self._swapped:
             deque(map(setattr, self._variables, _GRAD, masters), 0)
 
-    def written(self) -> Tuple[Sequence[Contribution], UnscalingList]:
+    def list_written(self) -> Tuple[Sequence[Contribution], UnscalingList]:
         """List the written contributions, and their gradients for unscaling."""
         gradients = self._gradients
         # A still lazily zero array was not written.

@@ -219,7 +219,7 @@ class LatestStatistics:
     def loaded(positions: Sequence[int], state: Sequence[Any]) -> Dict[int, ArrayStatistics]:
         """Read statistics from rows of a `state`: a gradient's by its position, data's by `~position`."""
         return {
-            key: ArrayStatistics.loaded(values)
+            key: ArrayStatistics.from_list(values)
             for index, gradient, data in state
             for key, values in ((positions[index], gradient), (~positions[index], data))
             if values

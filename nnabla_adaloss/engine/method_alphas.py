@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ..core.choose import MethodAlpha
 from ..core.components import NodeStructure
 from ..core.config import AdaLossConfig
-from ..core.layer_alpha import History, bounded, unbounded_alpha, with_newest
+from ..core.layer_alpha import History, bound_alpha, unbounded_alpha, with_newest
 from ..core.layer_record import Reason
 from ..core.methods import Needs
 from ..core.statistics import ArrayStatistics
@@ -80,7 +80,7 @@ class MethodAlphas:
             input_range, fan_in = prepared.range_of(layer_input.input), layer_input.scaled.fan_in
             alpha = unbounded_alpha(self._config, layer, *inputs, input_range, fan_in)
             self.unbounded_alphas[layer] = alpha
-            return bounded(max(alpha, lowest), uncompensated, self._config)
+            return bound_alpha(max(alpha, lowest), uncompensated, self._config)
 
         return method_alpha
 
@@ -107,14 +107,14 @@ class MethodAlphas:
         return tuple(one.scaled(factor) for _, one in history), w
 
     def state_dict(self) -> Dict[str, List[Any]]:
-        """Histories by layer, as plain numbers and lists, for `loaded`."""
+        """Histories by layer, as plain numbers and lists, for `read_state`."""
         return {layer: [[i, list(g)] for i, g in history] for layer, history in self._histories.items()}
 
     @staticmethod
-    def loaded(state: Mapping[str, Sequence[Any]]) -> Dict[str, History]:
+    def read_state(state: Mapping[str, Sequence[Any]]) -> Dict[str, History]:
         """Read histories from a `state_dict`, for `load`."""
         return {
-            str(layer): tuple((integer("iteration", i), ArrayStatistics.loaded(g)) for i, g in history)
+            str(layer): tuple((integer("iteration", i), ArrayStatistics.from_list(g)) for i, g in history)
             for layer, history in state.items()
         }
 

@@ -95,12 +95,12 @@ def load_state(state: Saved, prepared: PreparedGraph, memory: Memory, alphas: Me
         schedules = schedules.moved_to_cycle(integer("since", state["schedule"]["since"]))
         # Older states lack both: statistics of weights are in their topologies only.
         weights, pending = (
-            {str(name): ArrayStatistics.loaded(one) for name, one in state.get(kind, {}).items()}
+            {str(name): ArrayStatistics.from_list(one) for name, one in state.get(kind, {}).items()}
             for kind in ("weights", "pending")
         )
         renamed = _renaming(prepared.plan, own)
-        histories = MethodAlphas.loaded(renamed(state["layers"]))
-        memory = memory.loaded({kind: renamed(by_name) for kind, by_name in state["components"].items()})
+        histories = MethodAlphas.read_state(renamed(state["layers"]))
+        memory = memory.with_state({kind: renamed(by_name) for kind, by_name in state["components"].items()})
         # Amaxes do not depend on the format; scales do, and are chosen again. Older states lack the format.
         dtype = plain(prepared.config.dtype)
         if state.get("dtype", dtype) != dtype:
@@ -118,7 +118,7 @@ def read_topology(saved: Saved, prepared: PreparedGraph) -> Tuple[Dict[int, Arra
     statistics = LatestStatistics.loaded(prepared.plan.measured, saved["statistics"])
     # A scale that is not S0 times a power of two is damaged, unless the config has power_of_two=False.
     power_of_two = prepared.config.power_of_two
-    schedules = prepared.schedules.loaded(saved["schedule"], prepared.schedule, power_of_two=power_of_two)
+    schedules = prepared.schedules.with_state(saved["schedule"], prepared.schedule, power_of_two=power_of_two)
     return statistics, schedules
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.config import AdaLossConfig
-from ..core.layer_alpha import History, alpha_bounds, bounded, unbounded_alpha, with_newest
+from ..core.layer_alpha import History, alpha_bounds, bound_alpha, unbounded_alpha, with_newest
 from ..core.layer_record import LayerRecord, Reason
 from ..core.methods import Needs, overflow_limit
 from ..core.power_of_two import clamp_scale, floor_power_of_two
@@ -56,7 +56,7 @@ class LayerState(NamedTuple):
             positive_number("unbounded", unbounded),
             accumulated_limit,
             positive_number("alpha", alpha),
-            tuple((computed_at, ArrayStatistics.loaded(g)) for g in history),
+            tuple((computed_at, ArrayStatistics.from_list(g)) for g in history),
         )
 
 
@@ -172,7 +172,7 @@ class AdaLoss:
                 state = state._replace(accumulated_limit=previous_scale * limit)
             # Bounds, the guard, a power of two, and the range of the scaled weight.
             unbounded = state.unbounded
-            alpha, reason = bounded(unbounded, previous_scale, config)
+            alpha, reason = bound_alpha(unbounded, previous_scale, config)
             if alpha > state.accumulated_limit / previous_scale:
                 alpha = clamp_scale(state.accumulated_limit / previous_scale)
                 reason = Reason.OVERFLOW_GUARD

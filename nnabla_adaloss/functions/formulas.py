@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..core import methods
 from ..core.config import AdaLossConfig
-from ..core.layer_alpha import bounded
+from ..core.layer_alpha import bound_alpha
 from ..core.power_of_two import clamp_scale
 from ..core.statistics import ArrayStatistics, statistics_of
 from ..core.validation import array_of_numbers, boolean, instance, positive_number, scalar
@@ -168,7 +168,7 @@ def bound_loss_scale_by_heuristics(
     instance("config", config, AdaLossConfig)
     checked = positive_number("scale", scalar(scale))
     previous_scale = positive_number("prev_scale", prev_scale)
-    return np.array(bounded(checked, previous_scale, replace(config, use_bound=True))[0])
+    return np.array(bound_alpha(checked, previous_scale, replace(config, use_bound=True))[0])
 
 
 def get_loss_scale(

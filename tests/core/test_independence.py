@@ -15,11 +15,11 @@ from nnabla_adaloss import AdaLossConfig, HistoryPolicy
 for module in pkgutil.walk_packages(core.__path__, "nnabla_adaloss.core."):
     importlib.import_module(module.name)
 import numpy as np
-from nnabla_adaloss.core.layer_alpha import bounded, unbounded_alpha
+from nnabla_adaloss.core.layer_alpha import bound_alpha, unbounded_alpha
 from nnabla_adaloss.core.statistics import statistics_of
 config = AdaLossConfig()
 g, W = statistics_of(np.full((2, 2), 1e-7)), statistics_of(np.full((2, 2), 0.1))
-assert bounded(unbounded_alpha(config, "a", g, W, config.range, 2.0), 1.0, config)[0] == 16.0
+assert bound_alpha(unbounded_alpha(config, "a", g, W, config.range, 2.0), 1.0, config)[0] == 16.0
 
 from nnabla_adaloss.core.choose import Start, choose
 from nnabla_adaloss.core.components import ScaledInput, LayerInput, NodeStructure, components_of

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from nnabla_adaloss import AdaLossConfig, Reason
 from nnabla_adaloss.core.formats import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, Format
-from nnabla_adaloss.core.layer_alpha import AlphaBounds, alpha_bounds, bounded, spare_of, unbounded_alpha
+from nnabla_adaloss.core.layer_alpha import AlphaBounds, alpha_bounds, bound_alpha, spare_of, unbounded_alpha
 from nnabla_adaloss.core.power_of_two import is_power_of_two
 
 positive = st.floats(min_value=1e-30, max_value=1e30)
@@ -28,9 +28,9 @@ def test_bounds_hold_but_never_turn_alpha_below_one(
 ) -> None:
     config = AdaLossConfig(scale_upper_bound=upper, accum_upper_bound=accumulated)
     limit = max(min(upper, accumulated / previous_scale), 1.0)
-    assert bounded(alpha, previous_scale, config)[0] == (alpha if alpha <= 1.0 else min(alpha, limit))
+    assert bound_alpha(alpha, previous_scale, config)[0] == (alpha if alpha <= 1.0 else min(alpha, limit))
     unused = replace(config, use_bound=False)
-    assert bounded(alpha, previous_scale, unused) == (alpha, Reason.METHOD)
+    assert bound_alpha(alpha, previous_scale, unused) == (alpha, Reason.METHOD)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_bounds_hold_but_never_turn_alpha_below_one(
 def test_the_bound_that_decides_is_the_reason(
     alpha: float, previous_scale: float, expected: Tuple[float, Reason]
 ) -> None:
-    assert bounded(alpha, previous_scale, AdaLossConfig()) == expected
+    assert bound_alpha(alpha, previous_scale, AdaLossConfig()) == expected
 
 
 def unbounded_by(value: Any) -> float:

@@ -350,12 +350,12 @@ def test_lost_amaxes_are_saved_and_older_states_lack_them() -> None:
     good(scales, 3)
     scales.after_iteration()
     state = json.loads(json.dumps(scales.next_memory().state_dict()))
-    assert scales.memory.loaded(state) == scales.memory
+    assert scales.memory.with_state(state) == scales.memory
     older = {name: state[name] for name in ("windows", "partial")}
-    assert scales.memory.loaded(older) == scales.memory._replace(lost={})
+    assert scales.memory.with_state(older) == scales.memory._replace(lost={})
     for damaged in ([-1.0, 9, 0.0], [1.0, 9], [1.0, 1.5, 0.0], [1.0, 9, "0"]):
         with pytest.raises((KeyError, TypeError, ValueError)):
-            scales.memory.loaded({**state, "lost": {"a": damaged}})
+            scales.memory.with_state({**state, "lost": {"a": damaged}})
 
 
 @pytest.mark.parametrize(("unit_amaxes", "learned"), [((1.0, 1.0, 1.0), True), ((2.0**5, 1.0, 1.0), False)])
@@ -660,7 +660,7 @@ def test_a_state_may_be_saved_in_the_middle_of_a_cycle() -> None:
     assert state["partial"] == {"a": 2.0, "b": 4.0}
     assert scales.message() == message(b=4.0)
     other = ComponentScales(HistoryPolicy())
-    other.seen = Observations(other.memory.loaded(state))
+    other.seen = Observations(other.memory.with_state(state))
     scales.after_iteration()
     for one in (scales, other):
         assert of_all(one) == [2.0**14, 2.0**7, 2.0**6, None]

@@ -197,7 +197,7 @@ def test_its_state_comes_back(count: int, given_scale: Any) -> None:
     for age, (weights, one) in enumerate(weighted(n, count).items()):
         cache = cache.keep(n.chosen(one.component_scales, given_scale, weights), 5 + age)
     state = json.loads(json.dumps(cache.state_dict()))
-    other = other.loaded(state, there.loaded)
+    other = other.with_state(state, there.loaded)
     assert other.state_dict() == state
     for iteration in range(4, 11):
         for weights in weighted(n, count):
@@ -206,7 +206,7 @@ def test_its_state_comes_back(count: int, given_scale: Any) -> None:
             assert mine is None or theirs is None or mine.component_scales == theirs.component_scales
         assert cache.slice_number(iteration) == other.slice_number(iteration)
     empty = ScheduleCache(4, by_layer=True, delayed=True)
-    other = other.loaded(empty.state_dict(), there.loaded)
+    other = other.with_state(empty.state_dict(), there.loaded)
     assert other.state_dict() == empty.state_dict()
 
 
@@ -219,7 +219,7 @@ def saved(*values: Any) -> Dict[str, Any]:
 def test_scales_that_float32_can_divide_by_are_loaded(scale: float) -> None:
     n, cache = chain(), ScheduleCache(4, by_layer=True, delayed=True)
     state = {"since": 0, "chosen": [saved(0, [1.0, 0.0, 1.0], [1.0, scale, 1.0], scale)]}
-    cache = cache.loaded(state, n.loaded)
+    cache = cache.with_state(state, n.loaded)
     assert cache.state_dict() == state
 
 
@@ -231,5 +231,5 @@ def test_other_scales_are_refused(scale: Any) -> None:
     good = saved(1, [1.0, 2.0, 2.0], [1.0] * 3, None)
     for damaged in (saved(0, ONES, [1.0, 1.0, scale], None), saved(0, ONES, [1.0, 1.0, 1.0], scale)):
         with pytest.raises((TypeError, ValueError)):
-            cache.loaded({"since": 0, "chosen": [good, damaged]}, n.loaded)
+            cache.with_state({"since": 0, "chosen": [good, damaged]}, n.loaded)
     assert cache.state_dict() == before

@@ -33,9 +33,9 @@ def test_a_batch_whose_gradients_were_not_saved_runs_once_however_low_its_scales
 
     scaling = AdaptiveLossScaling(FormatEmulation(loss, "float32"))
 
-    def run_pass(again: bool) -> None:
+    def run_pass(rerun: bool) -> None:
         scaling.forward()
-        scaling.backward(iteration=0, rerun=again)
+        scaling.backward(iteration=0, rerun=rerun)
 
     loop = BatchLoop(scaling, run_pass, nn.get_parameters().values, 2.0**-24)
     zero_grads()
@@ -55,11 +55,11 @@ def test_a_lost_batch_is_measured_on_the_state_that_it_began_with() -> None:
     mean = nn.get_parameters(grad_only=False)["in/bn/mean"]
     began_with: List[float] = []
 
-    def run_pass(again: bool) -> None:
+    def run_pass(rerun: bool) -> None:
         began_with.append(float(mean.d.flat[0]))
         zero_grads()
         scaling.forward()
-        scaling.backward(iteration=2 if again else None, rerun=again)
+        scaling.backward(iteration=2 if rerun else None, rerun=rerun)
 
     loop = BatchLoop(scaling, run_pass, nn.get_parameters().values, 2.0**-24)
     verdicts = []
@@ -80,10 +80,10 @@ def test_a_batch_that_no_scale_helps_leaves_scales_as_they_were() -> None:
     loss = F.mean(gate(PF.affine(h, 5, name="a", rng=np.random.RandomState(0))) ** 2)
     scaling = AdaptiveLossScaling(FormatEmulation(loss))
 
-    def run_pass(again: bool) -> None:
+    def run_pass(rerun: bool) -> None:
         zero_grads()
         scaling.forward()
-        scaling.backward(rerun=again)
+        scaling.backward(rerun=rerun)
 
     loop = BatchLoop(scaling, run_pass, nn.get_parameters().values, 2.0**-24)
     for factor, verdict in ((1.0, PassVerdict.GOOD), (np.inf, PassVerdict.HOPELESS)):
@@ -100,11 +100,11 @@ def test_a_lost_batch_without_a_bad_layer_was_on_another_rank_or_had_only_a_nan_
     scaling = AdaptiveLossScaling(mlp() + F.reshape(noise, ()))
     noises = [0.0, 0.0, np.nan, 0.0]  # the last: the lost batch is measured, and forward draws another one
 
-    def run_pass(again: bool) -> None:
+    def run_pass(rerun: bool) -> None:
         noise.d = noises.pop(0)
         zero_grads()
         scaling.forward()
-        scaling.backward(rerun=again)
+        scaling.backward(rerun=rerun)
 
     loop = BatchLoop(scaling, run_pass, nn.get_parameters().values, 2.0**-24)
     for _ in range(3):

@@ -224,7 +224,7 @@ def test_amaxes_measured_with_a_smaller_scale_are_not_taken_for_gradients() -> N
     scaling.forward(clear_no_need_grad=True)
     scaling.backward(2.0**40, clear_buffer=True)
     before = gradients()
-    loop = BatchLoop(scaling, lambda again: None, nn.get_parameters().values, 2.0**-24)
+    loop = BatchLoop(scaling, lambda rerun: None, nn.get_parameters().values, 2.0**-24)
     outcome = loop.conclude(
         loop.overflow_facts()._replace(can_measure_more=False), Rules(repeat=False, max_repeats=0)
     )

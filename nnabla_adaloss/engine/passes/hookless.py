@@ -84,7 +84,7 @@ class HooklessPass:
             written += self._leaves.finish()
         for one, masters in self._running:
             one.put_back(masters)
-            leaves, gradients = one.written()
+            leaves, gradients = one.list_written()
             prepared.measurements.unscale(gradients)
             written += leaves
         self._running = []
