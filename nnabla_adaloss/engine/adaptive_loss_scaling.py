@@ -351,18 +351,12 @@ class AdaptiveLossScaling:
         prepared.statistics.adopt(messages)
 
     def after_update(self, step: Optional[Callable[[], Any]] = None) -> None:
-        """End a good iteration: remember its measurements, run the solver's `step`, measure new weights."""
+        """End a good iteration: remember its measurements, and run the solver's `step`."""
         # Before `step`: a Ctrl-C right after it must not leave new weights with the old memory.
         self.components = self.components.after_iteration(good=True)
         self.trained_on_infinite_loss = self._result is not None and self._result.loss_is_infinite
         if step is not None:
             step()
-        # In half, forward may convert weights: measure now, in fp32, those of the next pass's slice.
-        if self.in_half and self._result is not None:
-            prepared = self._graph.current()
-            following = prepared.slice(prepared.schedules, self.iteration, self._result.schedule.given_scale)
-            if following is not None:
-                prepared.statistics.measure_weights(following.weights)
 
     def end_iteration(self) -> None:
         """End an iteration without an update."""

@@ -142,7 +142,7 @@ class GraphCache:
         """Drop all measurements, and request a new choice of scales."""
         self.load_other_topologies(())
         self.drop_schedules()
-        self.current().statistics.load({}, {}, {})
+        self.current().statistics.load({}, {})
 
     def _prepare(self) -> PreparedGraph:
         """Prepare the graph as it is now, with the state of its topology if this has one."""
@@ -233,8 +233,6 @@ class GraphCache:
         request = self._request(plan)
         statistics = LatestStatistics(graph, plan, measurements, self.pool, self._storage, request)
         statistics.load(LatestStatistics.loaded(plan.measured, topology.statistics), weights)
-        if last is not None:
-            statistics.go_on_from(last.statistics)
         return PreparedGraph(
             graph=graph,
             plan=plan,

@@ -34,27 +34,10 @@ class StatisticsRequest(NamedTuple):
     watched: FrozenSet[int]  # gradients that are only reported
 
 
-class _PendingWeights(NamedTuple):
-    """Weights measured after an update, for choices after the next pass."""
-
-    keys: Sequence[Optional[_Key]]  # None: a weight of another topology, which is ignored
-    measured: List[_Measured]  # changed in place, as savepoints and the next topology share it
-
-    def fetch(self, measurements: Measurements) -> Tuple[Results, Dict[_Key, ArrayStatistics]]:
-        """Wait for all measurements of the pass; return them, and the statistics of these weights."""
-        started = [*self.measured]
-        # Empty while this waits: after an interruption, a ticket in it would be read from the next results.
-        self.measured.clear()
-        results = measurements.fetch()
-        statistics = [results.statistics[one] if isinstance(one, int) else one for one in started]
-        self.measured.extend(statistics)
-        return results, {key: one for key, one in zip(self.keys, statistics) if key is not None}
-
-
 class LatestStatistics:
     """Statistics of gradients, divided by scale and loss weight, and of data, for the next choice."""
 
-    undone = "_latest", "_iteration", "_pending"  # by a `savepoint`
+    undone = "_latest", "_iteration"  # by a `savepoint`
 
     def __init__(
         self,
@@ -80,7 +63,6 @@ class LatestStatistics:
         # Measurements of this pass: of gradients, by position, with their scales; and of data.
         self._gradients: Dict[int, Tuple[_Measured, float]] = {}
         self._data: Dict[_Key, _Measured] = {}
-        self._pending = _PendingWeights((), [])
         # Keys measured since the last exchange between ranks.
         self._new: FrozenSet[_Key] = frozenset()
 
@@ -90,12 +72,6 @@ class LatestStatistics:
         adapted = copy(self)
         adapted._graph, adapted._plan, adapted._storage = graph, plan, storage
         return adapted
-
-    def go_on_from(self, before: LatestStatistics) -> None:
-        """Take over the measurements of weights that were started with the previous topology."""
-        # A name is the same weight in all topologies; a position, the key of a nameless weight, is not.
-        keys = [key if isinstance(key, str) else None for key in before._pending.keys]
-        self._pending = before._pending._replace(keys=keys)
 
     def begin(self, iteration: int, *, rerun: bool) -> None:
         """Let choices use the present statistics, if this begins an iteration or a rerun."""
@@ -141,13 +117,9 @@ class LatestStatistics:
                 self._gradients[position] = rounded.statistics, scale
             elif stored_dtype(variables[position].grad) is not None:
                 unmeasured.append((position, scale))
-        # Weights measured after the last update: none if an interruption has lost the results.
-        pending = [key for key, _ in zip(*self._pending)]
         unmeasured_data = []
         for position in data:
             key, rounded = self._key(position), storage.data.get(keys[position])
-            if key in pending:
-                continue
             if rounded is not None:
                 self._data[key] = rounded.statistics
             else:
@@ -159,13 +131,6 @@ class LatestStatistics:
         self._gradients.update((p, (ticket, scale)) for (p, scale), ticket in zip(unmeasured, tickets))
         self._data.update(zip(map(self._key, unmeasured_data), tickets[len(unmeasured) :]))
 
-    def measure_weights(self, positions: Sequence[int]) -> None:
-        """Start measuring weights after an update: the next forward would round them to half first."""
-        if not positions:
-            return
-        tickets = self._measurements.measure(self._readable(positions))
-        self._pending = _PendingWeights(list(map(self._key, positions)), [*tickets])
-
     def _readable(self, positions: Sequence[int]) -> List[nn.NdArray]:
         """Data at each of these positions as kernels can read it: in a float32 copy where needed."""
         variables = [self._graph.variables[position] for position in positions]
@@ -173,15 +138,17 @@ class LatestStatistics:
 
     def finish(self, loss_weight_of: Callable[[int], float]) -> Tuple[GradientStatistics, Results]:
         """Wait for a pass's results, remember those for choices; return the gradients', and all results."""
-        # Emptied before waiting, as in `_PendingWeights.fetch`; in place: graphs of one topology share them.
+        # Emptied before waiting: after an interruption, a ticket in them would be read from the next results.
+        # In place: graphs of one topology share them.
         measured_gradients, measured_data = {**self._gradients}, {**self._data}
         self._gradients.clear()
         self._data.clear()
-        pending, self._pending = self._pending, _PendingWeights((), [])
-        results, data = pending.fetch(self._measurements)
+        results = self._measurements.fetch()
+        new: Dict[_Key, ArrayStatistics] = {}
         for key, measured in measured_data.items():
-            data[key] = results.statistics[measured] if isinstance(measured, int) else measured
-        new = {key: statistics for key, statistics in data.items() if not statistics.nonfinite}
+            statistics = results.statistics[measured] if isinstance(measured, int) else measured
+            if not statistics.nonfinite:
+                new[key] = statistics
         gradients: Dict[int, Tuple[ArrayStatistics, float]] = {}
         # Other gradients are measured for the amaxes of components only.
         remembered = self.request.gradients | self.request.watched
@@ -210,11 +177,6 @@ class LatestStatistics:
                 rows.append([index, gradient and list(gradient), data and list(data)])
         return rows
 
-    def pending_weights(self) -> Dict[str, List[float]]:
-        """Wait for the weights measured after an update; return them by name."""
-        _, weights = self._pending.fetch(self._measurements)
-        return {key: [*one] for key, one in weights.items() if isinstance(key, str)}
-
     @staticmethod
     def loaded(positions: Sequence[int], state: Sequence[Any]) -> Dict[int, ArrayStatistics]:
         """Read statistics from rows of a `state`: a gradient's by its position, data's by `~position`."""
@@ -225,18 +187,11 @@ class LatestStatistics:
             if values
         }
 
-    def load(
-        self,
-        statistics: Mapping[int, ArrayStatistics],
-        weights: Mapping[str, ArrayStatistics],
-        pending: Optional[Mapping[str, ArrayStatistics]] = None,
-    ) -> None:
-        """Replace all statistics; `weights` replace those in `statistics`, `pending` the pending ones."""
+    def load(self, statistics: Mapping[int, ArrayStatistics], weights: Mapping[str, ArrayStatistics]) -> None:
+        """Replace all statistics; `weights` replace those in `statistics`."""
         latest = {self._key(~key) if key < 0 else key: one for key, one in statistics.items()}
         latest.update(weights)
         self._latest, self._at_start, self._iteration, self._new = latest, {}, -1, frozenset()
-        if pending is not None:
-            self._pending = _PendingWeights([*pending], [*pending.values()])
 
     @property
     def _message_keys(self) -> Dict[str, _Key]:

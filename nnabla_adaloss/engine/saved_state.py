@@ -52,7 +52,6 @@ def state_of(
         **topology_state(prepared.plan, statistics, prepared.schedules),
         "topologies": list(others),
         "weights": {name: list(one) for name, one in weights.items()},
-        "pending": prepared.statistics.pending_weights(),  # measured after the last update
         "components": observations.next_memory().state_dict(),
         "layers": method_alphas.state_dict(),
         "draws": random_draws,
@@ -85,7 +84,7 @@ def load_state(state: Saved, prepared: PreparedGraph, memory: Memory, alphas: Me
                 "the state was saved by an earlier version, which did not remember with which loss weights "
                 "it had measured: scales are measured again, with the next batch"
             )
-            prepared.statistics.load({}, {}, {})
+            prepared.statistics.load({}, {})
             alphas.load({})
             prepared.schedules = prepared.schedules.drop()
             return LoadedState(Memory(memory.policy), iteration, draws, [])
@@ -93,11 +92,10 @@ def load_state(state: Saved, prepared: PreparedGraph, memory: Memory, alphas: Me
         others = [one for one in topologies if one is not own]
         # All topologies share one cycle of measuring: its start is saved with the last graph's schedule.
         schedules = schedules.moved_to_cycle(integer("since", state["schedule"]["since"]))
-        # Older states lack both: statistics of weights are in their topologies only.
-        weights, pending = (
-            {str(name): ArrayStatistics.from_list(one) for name, one in state.get(kind, {}).items()}
-            for kind in ("weights", "pending")
-        )
+        # Older states lack them: statistics of weights are in their topologies only.
+        weights = {
+            str(name): ArrayStatistics.from_list(one) for name, one in state.get("weights", {}).items()
+        }
         renamed = _renaming(prepared.plan, own)
         histories = MethodAlphas.read_state(renamed(state["layers"]))
         memory = memory.with_state({kind: renamed(by_name) for kind, by_name in state["components"].items()})
@@ -107,7 +105,7 @@ def load_state(state: Saved, prepared: PreparedGraph, memory: Memory, alphas: Me
             schedules, others = schedules.drop(), [*map(without_schedule, others)]
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise ValueError(f"state is damaged, or not of an AdaptiveLossScaling: {error!r}") from error
-    prepared.statistics.load(statistics, weights, pending)
+    prepared.statistics.load(statistics, weights)
     alphas.load(histories)
     prepared.schedules = schedules
     return LoadedState(memory, iteration, draws, others)

@@ -48,7 +48,7 @@ class Training(NamedTuple):
 
 Fed = Mapping[int, float]
 # Statistics of arrays in a saved state.
-SUMS = "statistics", "pending"
+SUMS = ("statistics",)
 NOTHING: Fed = MappingProxyType({})
 Result = Tuple[Values, str, Any]
 

@@ -19,7 +19,6 @@ from nnabla_adaloss.graph.plan import GraphPlan
 from nnabla_adaloss.kernels import CpuKernels
 from nnabla_adaloss.kernels.arrays import ScratchPool
 from nnabla_adaloss.kernels.measurements import HostMeasurements, Results
-from nnabla_adaloss.undo.snapshot import savepoint
 
 
 class Arrays:
@@ -166,34 +165,6 @@ def test_a_gradient_that_backward_has_left_at_zero_stays_so_and_is_not_waited_fo
     assert finish(source) == {arrays.positions[1]: (0.5, True)}
     assert empty.grad.zeroing
     assert known(source, arrays.positions[0]) == (None, None)
-
-
-def test_weights_that_were_measured_after_an_update_are_not_measured_again_in_the_pass() -> None:
-    measurements = Recorder()
-    arrays = Arrays([1.0], [2.0])
-    source, positions = arrays.statistics(measurements=measurements), arrays.positions
-    source.measure_weights(positions)
-    arrays.variables[0].d = 7.0  # forward of a half context converts it
-    source.measure((), positions)
-    assert measurements.together == [2]
-    finish(source)
-    assert [known(source, position)[1] for position in positions] == [
-        statistics_of(np.array([value])) for value in (1.0, 2.0)
-    ]
-
-
-@pytest.mark.parametrize("other", [{}, {"w": ArrayStatistics(1, 3.0, 9.0, 3.0, 3.0, 0, 0)}])
-def test_a_loaded_state_replaces_measurements_after_an_update(other: Any) -> None:
-    arrays = Arrays([1.0])
-    source = arrays.statistics()
-    source._names = dict.fromkeys(arrays.positions, "w")
-    source.measure_weights(arrays.positions)
-    assert source.pending_weights() == {"w": [1, 1.0, 1.0, 1.0, 1.0, 0, 0]}
-    source.load({}, {}, other)
-    assert source.pending_weights() == {name: [*one] for name, one in other.items()}
-    assert source.weights == {}
-    finish(source)
-    assert source.weights == other
 
 
 def test_a_loaded_state_replaces_all_measurements_of_its_iteration() -> None:
@@ -379,18 +350,3 @@ def test_an_interruption_leaves_no_ticket_without_a_measurement() -> None:
     source.measure([(second, 1.0)], [])
     assert finish(source) == {second: (7.0, True)}
     assert known(source, second) == (statistics_of(np.array([7.0, 7.0])), None)
-
-
-def test_weights_whose_measurement_an_interruption_has_lost_are_measured_again() -> None:
-    measurements = Interrupted(CpuKernels())
-    arrays = Arrays([3.0])
-    source, (position,) = arrays.statistics(measurements=measurements), arrays.positions
-    source.measure_weights([position])
-    undo = savepoint([source])
-    with pytest.raises(KeyboardInterrupt):
-        finish(source)
-    measurements.interrupt = False
-    undo()
-    source.measure((), [position])
-    finish(source)
-    assert known(source, position)[1] == statistics_of(np.array([3.0]))

@@ -19,7 +19,7 @@ from tests.worlds.methods import LooksBack
 from tests.worlds.networks import layers
 from tests.worlds.passes import run, settle
 from tests.worlds.tampering import Gate
-from tests.worlds.values import HALF, assert_equal, data, gradients
+from tests.worlds.values import assert_equal, data, gradients
 from tests.worlds.warned import warned
 
 
@@ -165,38 +165,6 @@ def test_weights_measured_since_loading_count_in_topologies_that_waited() -> Non
     assert other._graph.current().statistics.weights == newest
 
 
-@pytest.mark.parametrize("lengths", [(2,), (2, 3)])
-def test_weights_that_were_measured_after_the_last_update_are_saved(lengths: Sequence[int]) -> None:
-    """In half, where the next pass finds out how large they are, of whichever topology it is."""
-
-    def fill(iteration: int) -> None:
-        """Change the largest weights, as an update does."""
-        for i, name in enumerate("xhb"):
-            nn.get_parameters()[f"{name}/affine/W"].data.fill(1.0 + (iteration + i) % 5)
-
-    def passes(scaling: AdaptiveLossScaling, first: int, end: int) -> List[Any]:
-        found = []
-        for iteration in range(first, end):
-            before, scaling = scaling, AdaptiveLossScaling(losses[iteration % len(losses)], config)
-            scaling.go_on_from(before)
-            run(scaling)
-            scaling.after_update(lambda: fill(iteration))  # noqa: B023
-            found.append(json.loads(json.dumps(scaling.state_dict())))
-        return found
-
-    with nn.context_scope(HALF):
-        losses = [unrolled(length) for length in lengths]
-    config = AdaLossConfig(measure_every=3)
-    states = passes(AdaptiveLossScaling(losses[0], config), 0, 12)
-    assert any(state["pending"] for state in states)
-    assert len({one[2][3] for state in states for one in state["statistics"] if one[2]}) >= 4
-    for saved in range(1, 9):
-        scaling = AdaptiveLossScaling(losses[0], config)
-        scaling.load_state_dict(states[saved - 1])
-        fill(saved - 1)
-        assert passes(scaling, saved, saved + 4) == states[saved : saved + 4]
-
-
 def engine_with(state: Any, loss: nn.Variable, method: Any) -> AdaptiveLossScaling:
     scaling = AdaptiveLossScaling(loss, AdaLossConfig(loss_scale_method=method, measure_every=3))
     scaling.load_state_dict(json.loads(json.dumps(state)))
@@ -288,7 +256,6 @@ OPTIONAL = [
     "topologies",
     "wiring",
     "weights",
-    "pending",
     "infinite_loss",
 ]  # versions before this one did not save them
 PARTS = ["schema", "network", "statistics", "components", "schedule", "layers", "draws", "iteration"]
