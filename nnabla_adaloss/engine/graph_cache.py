@@ -278,7 +278,8 @@ class SharedGradients:
     """Finds leaves that share a gradient array; ValueError if two arrays overlap in part."""
 
     def __init__(self) -> None:
-        # Keys of the last compared leaves, and the result by index.
+        # Keys of the last compared leaves, and the result by index. An array that is assigned to `leaf.grad`
+        # afterwards is not compared: in each update every leaf would have to be asked for its present one.
         self._keys: List[int] = []
         self._first: Mapping[int, int] = {}
 
