@@ -98,9 +98,6 @@ class Product(NamedTuple):
     # Output gradient as (N, C); weight, or other operand, as (C, M).
     gradient: Callable[[Array, Args, ScaledInput], Array] = _channels
     weight: Callable[[Array, Args, ScaledInput], Array] = _rows
-    # True if it multiplies activations: a computed one is never swapped for a whole pass, as copies of all
-    # would be in memory at once.
-    of_activations: bool = False
 
     def matrices(self, g: Array, w: Array, args: Args, scaled_input: ScaledInput) -> Tuple[Array, Array]:
         """Reshape to output gradient (N, C) and weight (C, M)."""
@@ -128,6 +125,9 @@ class Function(NamedTuple):
 
     # Product with a weight: how its input gradient is scaled, or that it cannot be.
     product: Optional[Product] = None
+    # True if it multiplies activations: a computed one is never swapped for a whole pass, as copies of all
+    # would be in memory at once.
+    of_activations: bool = False
     # True if it keeps references to its parameters' arrays, so that swapping has no effect.
     own_references: bool = False
     # True if its gradient is proportional to the output gradient: neither clipped nor ignored.
@@ -186,7 +186,7 @@ _ROWS: Dict[str, Function] = {
         Product(weight=lambda w, args, scaled_input: w.reshape(w.shape[0] // args["divisor"], -1))
     ),  # from (in, k...)
     # Treated as one large product: its matrices pair every batch element with every other.
-    "BatchMatmul": Function(Product(_inputs_of_activations, _summed_axis, _shared_axis, of_activations=True)),
+    "BatchMatmul": Function(Product(_inputs_of_activations, _summed_axis, _shared_axis), of_activations=True),
     # Products without a scale: the weight is a gradient or activation that others read, too.
     "AdaptiveSeparableConvolution": Function(UNSCALED, operands=(0, 1, 2)),
     "DeformableConvolution PatchCorrelation": Function(UNSCALED),

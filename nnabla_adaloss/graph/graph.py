@@ -91,8 +91,7 @@ class Graph:
         return list(map(_shape, self.variables)) != self.described.shapes
 
     def _marks(self) -> List[bool]:
-        marked = chain(self.variables, self.functions)
-        return [*map(_need_grad, marked), *map(_recompute, self._written)]
+        return [*map(_need_grad, chain(self.variables, self.functions)), *map(_recompute, self._written)]
 
     def description(
         self, names: ParameterNames, one_gradient: Mapping[int, int] = MappingProxyType({})

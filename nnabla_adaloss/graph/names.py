@@ -95,8 +95,7 @@ def function_names(graph: GraphDescription) -> List[str]:
 
 def _own_scopes(graph: GraphDescription, producers: Sequence[Sequence[Optional[int]]]) -> List[str]:
     """Scope of the first parameter that each function reads besides its data; empty for none."""
-    named = [(position, name) for position, (_, name) in graph.kept.items() if name is not None]
-    of_leaves = {position: name.rpartition("/")[0] or name for position, name in named}
+    of_leaves = {p: name.rpartition("/")[0] or name for p, (_, name) in graph.kept.items() if name}
     uses = zip(graph.inputs.positions, graph.producers)
     read = [of_leaves.get(position) if producer is None else None for position, producer in uses]
     # Scope of each function that reads parameters alone, as a weight's normalization: its output is a weight.

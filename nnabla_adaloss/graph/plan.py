@@ -101,8 +101,7 @@ class GraphPlan:
         self.nodes = [self._node(index, scalable[index], section) for index in self.order]
         self.gradients = list(dict.fromkeys(p for node in self.nodes for p in (*node.outputs, *node.inputs)))
         self.leaves = list(dict.fromkeys(map(self.leaf, (p for node in self.nodes for p in node.leaves))))
-        visits = zip(described.type_names, described.need_grads)
-        self.stopped = [type_name for type_name, need_grad in visits if not need_grad]
+        self.stopped = [name for name, need in zip(described.type_names, described.need_grads) if not need]
         self.roots = self._outputs[-1]
         # Sink keeps the gradients of its inputs even when buffers are cleared.
         keeping = (node for node in self.nodes if self._rows[node.number].keeps_gradients)
@@ -145,11 +144,10 @@ class GraphPlan:
         self, graph: Graph, described: GraphDescription, options: PlanOptions
     ) -> Optional[GraphPlan]:
         """Plan of a graph with the same topology but other parameters, or None."""
-        # Patterns would have to select layers again, by their other names.
-        if options != self.options or options.selection != LayerSelection():
+        if options != self.options or _nameless(described) != _nameless(self.described):
             return None
-        alike = _nameless(described) == _nameless(self.described)
-        return self._adapted_to(graph, described) if alike else None
+        # Patterns would have to select layers again, by their other names.
+        return self._adapted_to(graph, described) if options.selection == LayerSelection() else None
 
     def _adapted_to(self, graph: Graph, described: GraphDescription) -> Optional[GraphPlan]:
         """Copy for a graph that differs only in shapes, arguments, and keys and names of leaves, or None."""
@@ -164,16 +162,13 @@ class GraphPlan:
             other._hold(graph)
             other.labels = function_names(described)
         other.nodes = list(map(other._adapted_node, self.nodes))
-        weights = self._weights.items()
-        other._weights = {by_layer: one.of_alike(other.nodes, described) for by_layer, one in weights}
-        # Cached properties that depend on names, or on shapes and arguments, are computed again.
-        outdated = {"by_number", "layer_inputs"}
-        if (described.args, described.shapes) != (before.args, before.shapes):
-            outdated |= {name for name, one in vars(GraphPlan).items() if isinstance(one, cached_property)}
-            outdated.remove("merged")  # like other components, it depends on names at most
-        if other.labels != self.labels:
+        other._weights = {key: one.of_alike(other.nodes, described) for key, one in self._weights.items()}
+        # Cached properties are computed again, except for components, which depend on names at most.
+        outdated = {name for name, one in vars(GraphPlan).items() if isinstance(one, cached_property)}
+        if other.labels == self.labels:
+            outdated.remove("merged")
+        else:
             other._components = {}
-            outdated.add("merged")
         for name in outdated:
             vars(other).pop(name, None)
         return other
@@ -242,8 +237,7 @@ class GraphPlan:
     @cached_property
     def limiting_gradients(self) -> Set[int]:
         """Gradients that must fit the storage format: all except the loss's and those read in float."""
-        kept = (p for p in self.gradients if p in self.scalars or p not in self.in_float)
-        return {*kept}.difference(self.roots)
+        return {p for p in self.gradients if p in self.scalars or p not in self.in_float} - {*self.roots}
 
     @cached_property
     def in_float(self) -> Set[int]:
@@ -301,10 +295,10 @@ class GraphPlan:
         layers: Dict[int, Set[int]] = {}  # functions of the layers that read each weight
         candidates: Set[int] = set()
         for node in self.nodes:
-            product = self._rows[node.number].product
+            of_activations = self._rows[node.number].of_activations
             for layer_input in node.layer_inputs:
                 layers.setdefault(layer_input.weight, set()).add(node.number)
-                if not (layer_input.weight in producers and product and product.of_activations):
+                if not (of_activations and layer_input.weight in producers):
                     candidates.add(layer_input.weight)
         reads, visited = self.described.reads, {*self.order}
 
@@ -325,9 +319,7 @@ class GraphPlan:
                 after_layers.update(self._inputs[index])
             elif len(outputs) == 1:
                 section.add(index)
-        if after_layers:
-            return section
-        return {i for i in section if self._outputs[i][0] in self.scalars}
+        return section if after_layers else {i for i in section if self._outputs[i][0] in self.scalars}
 
     def _node(self, index: int, layer_inputs: Sequence[LayerInput], section: Set[int]) -> NodeStructure:
         """Structure of a function, with those of its possible `layer_inputs` that are selected."""
@@ -338,9 +330,7 @@ class GraphPlan:
             if need and position not in needed:
                 needed[position] = producer
         linear = row.linear and type_name not in self.options.non_homogeneous
-        scalar_output = len(outputs) == 1 and outputs[0] in self.scalars
         in_section, selects = index in section, self.options.selection.selects
-        layers = tuple([s for s in layer_inputs if selects(label, s.layer)]) if layer_inputs else ()
         return NodeStructure(
             number=index,
             type_name=type_name,
@@ -349,12 +339,12 @@ class GraphPlan:
             outputs=tuple(outputs),
             inputs=tuple([p for p, producer in needed.items() if producer is not None]),
             leaves=tuple([p for p, producer in needed.items() if producer is None]),
-            layer_inputs=layers,
+            layer_inputs=tuple([s for s in layer_inputs if selects(label, s.layer)]),
             loss_section=in_section,
             linear=linear,
             own_references=row.own_references,
             half=index in self._half,
-            separates=not linear or (in_section and scalar_output),
+            separates=not linear or (in_section and len(outputs) == 1 and outputs[0] in self.scalars),
         )
 
     @cached_property
