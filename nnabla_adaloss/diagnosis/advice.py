@@ -12,7 +12,6 @@ import numpy as np
 from ..core.config import AdaLossConfig
 from ..core.formats import FLOAT32
 from ..core.precision import PrecisionLike, get_precision
-from ..emulation.format_emulation import FormatEmulation
 from ..engine import AdaptiveLossScaling
 from .passes import Passes, StorageEffect, Tally, layers_of
 from .target import Subject, input_name
@@ -88,12 +87,10 @@ class PrecisionAdvice:
             cells = "  ".join(f"{text:<30}" for text in results).rstrip()
             lines.append(f"{layer.name:<{width}}  {advised:<12}  {cells}")
         forbid = ", ".join(self.forbid) or "none"
-        lines.append(f"Layers that need more than {self._fewest} bits: {forbid}.")
-        lines.append(
-            f"With all layers stored as advised, weight gradients have errors up to {self.error:.1%}."
-        )
-        stored = [f"    {pattern!r}: {given!r}," for pattern, given in self.storage.items()]
-        return "\n".join([*lines, "storage={", *stored, "}"])
+        errors = f"With all layers stored as advised, weight gradients have errors up to {self.error:.1%}."
+        lines += [f"Layers that need more than {self._fewest} bits: {forbid}.", errors, "storage={"]
+        lines += [f"    {pattern!r}: {given!r}," for pattern, given in self.storage.items()]
+        return "\n".join([*lines, "}"])
 
 
 def bits_of(storage: PrecisionLike) -> int:
@@ -207,11 +204,10 @@ class _Trials:
 
     def _try(self, storage: Mapping[str, PrecisionLike]) -> Dict[str, Harm]:
         """Effect of a storage on each layer, over all batches."""
-        network, parameters = self._network, self._network.parameters
-        emulation = FormatEmulation(network.loss, storage, float_tail=True, parameters=parameters)
+        emulation = self._network.emulated(storage)
         # Ten bits of headroom: during training, some gradients shrink relative to the largest one.
         config = AdaLossConfig(u_max=emulation.precisions.narrowest.stored_gradients.max / 2.0**10)
-        scaling = AdaptiveLossScaling(emulation, config, parameters=parameters)
+        scaling = AdaptiveLossScaling(emulation, config, parameters=self._network.parameters)
         tally = Tally(self._references[0])
         # By layer: nonzero elements of its data, and those that underflow and overflow.
         data = {layer.name: np.zeros(3) for layer in self._layers}

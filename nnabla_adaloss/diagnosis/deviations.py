@@ -29,7 +29,7 @@ class Deviations(Operands):
         """Cause of a gradient that grows from function to function beyond its format."""
         network, gradient = self.network, self.gradient
         f = max(network.nodes, key=gradient)
-        stored, name, size = network.gradient_format(f.outputs[0]), network.name(f), gradient(f)
+        stored, size = network.gradient_format(f.outputs[0]), gradient(f)
         steps = self.gradient_steps(f) if size > stored.max else []
         start = min(range(len(steps)), key=lambda i: steps[i].before or math.inf, default=0)
         growth = self.growth(steps[start:], "gradients")
@@ -39,8 +39,7 @@ class Deviations(Operands):
             return None
         what = f"its gradient reaches {size:.1e}, beyond {stored.name}, which ends at {stored.max:g}"
         what, remedy = what + growth.clause, growth.remedy or remedies.SMALLER
-        kind, parameters = "exploding_gradient", growth.parameters
-        return Cause(kind, name, what, remedy, fatal=False, parameters=parameters, as_stored=True)
+        return Cause("exploding_gradient", network.name(f), what, remedy, parameters=growth.parameters)
 
     def notes(self) -> Iterator[Note]:
         """Note a scalar that only fp32 keeps finite, a recurrence that absorbs terms, and lost inputs."""
@@ -117,7 +116,7 @@ class Deviations(Operands):
                 what = f"it reads numbers that only the constant {constant:g} of {network.name(g)} keeps "
                 what += f"from 0: its gradient reaches {size.abs_max:.1e}, beyond {stored.name}, "
                 what += f"which ends at {stored.max:g}"
-                yield Cause("lone_constant", node.label, what, remedies.held(f), False, as_stored=True)
+                yield Cause("lone_constant", node.label, what, remedies.held(f))
 
     def changed(self, damaged: Sequence[str]) -> Optional[Cause]:
         """Cause of the first difference from fp32 that reaches a loss or a damaged layer in forward."""

@@ -6,26 +6,24 @@ from __future__ import annotations
 import math
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union, overload
 
-import nnabla as nn
 import numpy as np
 
 from ..core.formats import canonical_name
 from ..core.precision import LayerPrecisions, PrecisionLike, PrecisionName, StorageLike
-from ..emulation.format_emulation import FormatEmulation
 from . import inputs, remedies
 from .advice import PrecisionAdvice, advise, candidates_of
 from .branches import Branches, Units
-from .causes import Cause, Note, distinct, listed, summed_up
+from .causes import Cause, Note, distinct, summed_up
 from .deviations import Deviations
 from .ends import Ends
-from .finite import Finiteness
+from .finite import not_finite
 from .network import COMPARING, Network, read_by
 from .operands import Batches
 from .passes import FormatTrial, Layer, NoBackward, Passes, Tally, Way, parameter_layers
 from .presentation import Diagnosis
 from .rounding_noise import RoundingNoise
 from .steps import Steps
-from .target import Feeder, Subject, input_name
+from .target import Feeder, Subject
 from .untrained import alike_weights, notes, untrained
 from .verdicts import COARSE, USELESS, LayerNumbers, NetworkNumbers, serves
 from .watching import REPEATED, Sight
@@ -124,7 +122,7 @@ class _Examination:
     """Measures a network whose batches are recorded."""
 
     def __init__(self, examined: Subject, storage: StorageLike) -> None:
-        self._examined, self._emulation = examined, _emulated(examined, storage)
+        self._examined, self._emulation = examined, examined.emulated(storage)
         precisions = self._emulation.precisions
         self._storage = canonical_name(storage) if isinstance(storage, str) else str(precisions)
         self._layers = parameter_layers(examined.graph, examined.plan)
@@ -134,7 +132,8 @@ class _Examination:
         self._in_fp32: List[Sight] = []
         self._as_stored: List[Sight] = []
         self._losses: List[Tuple[float, float]] = []
-        self._refused_formats: List[str] = []  # in which nnabla raises, such as for an index beyond a table
+        # By format, except those in which nnabla raises, such as for an index beyond a table.
+        self._tried: Dict[str, FormatTrial] = {}
         # Names of functions, and keys of gradients, that differ from pass to pass over the same batch.
         self._random: List[str] = []
         self._unsteady: Set[int] = set()
@@ -147,23 +146,22 @@ class _Examination:
     def numbers(self) -> NetworkNumbers:
         """Measure all numbers for the verdicts."""
         examined = self._examined
-        tried: Dict[str, FormatTrial] = {}
         layers: List[LayerNumbers] = []
         try:
             # Causes of which no pass can tell more.
             causes = [examined.beyond] if examined.beyond else []
             if examined.unfed and not causes:
-                causes.append(_blank_input(self._network, *examined.unfed))
+                causes.append(inputs.blank(self._network, *examined.unfed))
             if not self._network.reached_leaves:  # backward has nothing to compute
                 causes += untrained(self._network)
             causes = causes or self._observe()
             if not causes:
-                tried = self._compare()
-                causes += self._unfilled_targets()
+                self._compare()
+                causes += inputs.unfilled_targets(self._network)
                 self._ends = Ends(self._network, self._in_fp32)
                 self._branches = Branches(self._network, self._in_fp32)
                 self._deviations = [Deviations(self._network, one) for one in self._as_stored]
-                layers = [self._numbers(tried[self._storage], layer) for layer in self._layers]
+                layers = [*map(self._numbers, self._layers)]
                 causes += self._of_gradients(layers)
         except NoBackward as error:
             what = f"it has no backward, so that nothing before it can be trained (nnabla: {error.reason})"
@@ -174,7 +172,7 @@ class _Examination:
         causes = list(summed_up(causes))
         formats = {
             name: {layer.name: one.effects(layer, self._left_out) for layer in self._layers}
-            for name, one in tried.items()
+            for name, one in self._tried.items()
         }
         in_fp32, as_stored = (float(np.mean(one)) for one in zip(*self._losses or [(math.nan, math.nan)]))
         return NetworkNumbers(
@@ -182,11 +180,11 @@ class _Examination:
             batches=len(examined),
             loss=in_fp32,
             stored_loss=as_stored,
-            scales=tried[self._storage].scales if tried else {},
+            scales=self._tried[self._storage].scales if self._tried else {},
             layers=layers,
             causes=causes,
             formats=formats,
-            notes=[*examined.notes, *notes(self._network), *self._notes(bool(tried), layers, causes)],
+            notes=[*examined.notes, *notes(self._network), *self._notes(layers, causes)],
         )
 
     def _observe(self) -> List[Cause]:
@@ -211,15 +209,14 @@ class _Examination:
             self._in_fp32.append(in_fp32)
             self._as_stored.append(as_stored)
             self._losses.append((loss, float(examined.loss.d)))
-        fatal = [cause for cause in self._not_finite(self._in_fp32) if cause.fatal]
+        fatal = [cause for cause in not_finite(self._network, self._in_fp32) if cause.fatal]
         # Gradients that are not finite tell nothing more; dead rectifiers show in forward alone.
         return [*fatal, *Ends(network, self._in_fp32).dead()] if fatal else []
 
     def _refused(self, as_stored: Sight, error: RuntimeError) -> Cause:
         """Cause of a function that nnabla refuses to run with its inputs as stored."""
         # It is the first function without an output, as forward ends there.
-        functions = self._network.graph.functions
-        f = next((f for f in functions if hash(f.outputs[0]) not in as_stored.data), None)
+        f = next((f for f in self._network.graph.functions if hash(f.outputs[0]) not in as_stored.data), None)
         if f is None:
             raise error
         name, reason = self._network.name(f), str(error).strip().rpartition("\n")[2]
@@ -229,23 +226,13 @@ class _Examination:
         what = f"nnabla cannot compute it from numbers that are rounded to {self._storage}: {reason}"
         return Cause("refused", name, what, remedies.MORE_BITS, as_stored=True)
 
-    def _unfilled_targets(self) -> Iterator[Cause]:
-        """Causes of unfilled targets: unlike unfilled initial states, they reach a loss without a product."""
-        network = self._network
-        for key in network.never_filled:
-            uses = network.behind([key], lambda f: f not in network.products)
-            for f in [f for f in uses if f.info.type_name.endswith(COMPARING)][:1]:
-                what = f"it compares with {input_name(network.inputs[key])}, which nobody has filled"
-                yield Cause("unfed", network.name(f), what, remedies.FILL_TARGET, fatal=False)
-
-    def _notes(self, tried: bool, layers: Sequence[LayerNumbers], causes: Sequence[Cause]) -> Iterator[Note]:
-        """Note findings that are not faults, unless a cause explains them; `tried`: all ways were tried."""
-        if tried:
+    def _notes(self, layers: Sequence[LayerNumbers], causes: Sequence[Cause]) -> Iterator[Note]:
+        """Note findings that are not faults, unless a cause explains them."""
+        if self._tried:
             yield from self._notes_of_passes(layers, causes)
         if not any(cause.kind == "on_gradients" for cause in causes):
-            yield from self._steps.notes(self._branches.shrinking if tried and not causes else None)
-        jumping = self._network.listed(f for sight in self._in_fp32 for f in sight.jumping)
-        if jumping:
+            yield from self._steps.notes(self._branches.shrinking if self._tried and not causes else None)
+        if jumping := self._network.listed(f for sight in self._in_fp32 for f in sight.jumping):
             why = "which reads an image exactly at its pixels: gradients by these places are not judged."
             yield Note(f"Derivatives jump in {jumping}, {why}")
         if self._random:
@@ -255,24 +242,21 @@ class _Examination:
     def _notes_of_passes(self, layers: Sequence[LayerNumbers], causes: Sequence[Cause]) -> Iterator[Note]:
         """Note findings of the passes with all ways of scaling, unless a cause explains them."""
         kinds = {cause.kind for cause in causes}
-        if self._refused_formats:
+        if refused := [name for name in _FORMATS if name not in self._tried]:
             what = "nnabla raises an error with numbers that are rounded to "
-            yield Note(what, self._refused_formats, ", which is not tried.")
+            yield Note(what, refused, ", which is not tried.")
         yield from inputs.notes(self._network, self._in_fp32)
         if "lost_constant" not in kinds:
             yield from inputs.lost_constants(self._network)
         if "saturated" not in kinds:
             yield from self._ends.saturated_gates()
         yield from self._branches.blank_inputs()
-        alike = alike_weights(self._network)
-        if alike and "equal_units" not in kinds:
-            what = "Units stay alike, as all numbers are equal in "
-            yield Note(what, alike, f": {remedies.INITIALISE}.")
+        if "equal_units" not in kinds and (alike := alike_weights(self._network)):
+            yield Note("Units stay alike, as all numbers are equal in ", alike, f": {remedies.INITIALISE}.")
         if not causes:
             pairs = zip(self._layers, layers)
             yield from self._branches.blocked(one for one, n in pairs if not (n.nonzero or n.waits_for))
-            effects = {n.name: n.effects.values() for n in layers}
-            lost = [name for name, own in effects.items() if min(e.lost_units for e in own) > _MANY_UNITS]
+            lost = [n.name for n in layers if min(e.lost_units for e in n.effects.values()) > _MANY_UNITS]
             if lost:
                 end = f" with any scale: in {self._storage} it is too small beside that of others: "
                 yield Note("Many units lose their gradient in ", lost, f"{end}{remedies.ALIKE}.")
@@ -285,20 +269,7 @@ class _Examination:
         yield from self._deviations[0].nearly_overflowing()
         yield from self._units.notes({cause.function for cause in causes})
 
-    def _not_finite(self, sights: Sequence[Sight]) -> List[Cause]:
-        """Causes of nonfinite numbers in any batch, in forward order, one of each kind and function."""
-        of_batches = [distinct(Finiteness(self._network, sight).causes()) for sight in sights]
-        found = []
-        for key, cause in distinct([one for causes in of_batches for one in causes.values()]).items():
-            batches = [str(number) for number, causes in enumerate(of_batches, 1) if key in causes]
-            where = f", in batch{'es' * (len(batches) > 1)} {listed(batches)} of {len(sights)}"
-            found.append(cause._replace(what=cause.what + where * (len(batches) < len(sights))))
-        return sorted(found, key=self._position)
-
-    def _position(self, cause: Cause) -> int:
-        return self._network.positions.get(cause.function, -1)
-
-    def _compare(self) -> Dict[str, FormatTrial]:
+    def _compare(self) -> None:
         """Try each format; find gradients that are rounding errors, or differ from pass to pass."""
         examined, network, passes = self._examined, self._network, self._passes
         amaxes: Dict[int, float] = {}
@@ -306,7 +277,7 @@ class _Examination:
             amaxes[key] = max(amaxes.get(key, 0.0), seen.abs_max)
         # The loss gradient is the scale itself, and limits none.
         amaxes.update(dict.fromkeys(map(hash, network.roots), 0.0))
-        others = {str(name): _emulated(examined, name) for name in _FORMATS if name != self._storage}
+        others = {str(name): examined.emulated(name) for name in _FORMATS if name != self._storage}
         emulations = {self._storage: self._emulation, **others}
         seen_data = Batches(network, self._in_fp32)
         for v in filter(network.is_input, network.inputs.values()):
@@ -316,8 +287,7 @@ class _Examination:
             if network.products.issuperset(readers) and seen_data.largest(v) > _NEGLIGIBLE * least:
                 examined.flushed[hash(v)] = least
         tried = {name: FormatTrial(passes, one, amaxes) for name, one in emulations.items()}
-        keys = (key for layer in self._layers for key in (*layer.weights, *layer.outputs))
-        unsteady = Tally(keys if self._random else ())
+        unsteady = Tally(key for layer in self._layers for key in (*layer.weights, *layer.outputs))
         for index in range(len(examined)):
             exact = self._noise.exact
             in_fp32, loss = passes.with_one_scale(exact, index), float(examined.loss.d)
@@ -332,7 +302,6 @@ class _Examination:
                     if name == self._storage:
                         raise
                     del tried[name]
-                    self._refused_formats.append(name)
         self._noise.end(self._in_fp32)
         self._unsteady = unsteady.differing(REPEATED)
         # Where a function samples an image exactly on pixels, derivatives by places jump. They are left out,
@@ -342,10 +311,11 @@ class _Examination:
         self._left_out = self._unsteady | (places - image)
         self._noise.gradients -= self._left_out
         self._left_out |= self._noise.gradients
-        return tried
+        self._tried = tried
 
-    def _numbers(self, tried: FormatTrial, layer: Layer) -> LayerNumbers:
+    def _numbers(self, layer: Layer) -> LayerNumbers:
         noise, unsteady, left_out = self._noise.gradients, self._unsteady, self._left_out
+        tried = self._tried[self._storage]
         nonzero, effects = tried.floor.nonzero(layer), tried.effects(layer, left_out)
         keys = [*layer.outputs, *layer.weights]
         known = (s.gradients[k].abs_max for s in self._in_fp32 for k in keys if k in s.gradients)
@@ -373,7 +343,7 @@ class _Examination:
         # No scale helps these layers: stored activations and weights alone make their gradients wrong. Errors
         # of a third are usual in formats of 8 bits.
         damaged = [n.name for n in learning if n.floor >= (USELESS if n.stored.bits <= 8 else COARSE)]
-        beyond = self._not_finite(self._as_stored)
+        beyond = not_finite(network, self._as_stored)
         if learning and all(serves(n.effects, Way.ADAPTIVE) for n in learning):
             # No gradient suffers: what overflows is the value of a loss, not its derivative.
             beyond = [cause._replace(fatal=False) for cause in beyond]
@@ -420,23 +390,9 @@ class _Examination:
         yield from filter(None, (Deviations(network, sight).exploded() for sight in self._in_fp32))
         yield from (cause for one in deviations for cause in one.lone_constants())
         if damaged:
-            yield from sorted(filter(None, (one.changed(damaged) for one in deviations)), key=self._position)
+            changed = filter(None, (one.changed(damaged) for one in deviations))
+            yield from sorted(changed, key=lambda cause: network.positions.get(cause.function, -1))
             for f, cause in Ends(network, self._as_stored).functions().items():
                 if f not in ended:
                     what = f"{cause.what}, as stored in {network.format(f.outputs[0]).name}, not in fp32"
-                    yield cause._replace(kind=f"{cause.kind}_as_stored", what=what, as_stored=True)
-
-
-def _blank_input(network: Network, v: nn.Variable, f: Any) -> Cause:
-    """Cause of an unfilled or zero leaf `v`, read by `f`, where no layer reads other data."""
-    # An unfilled leaf that needs a gradient was unlinked from the function that computes it.
-    if v.need_grad and hash(v) in network.never_filled:
-        what = f"it reads a variable of shape {v.shape} that is unlinked: nothing computes it in forward"
-        return Cause("unfed", network.name(f), what, remedies.FORWARD)
-    how, remedy = network.emptiness(v)
-    what = f"it reads {input_name(v)}, which {how}, and no layer reads other data"
-    return Cause("unfed" if hash(v) in network.never_filled else "zero_input", network.name(f), what, remedy)
-
-
-def _emulated(examined: Subject, storage: StorageLike) -> FormatEmulation:
-    return FormatEmulation(examined.loss, storage, float_tail=True, parameters=examined.parameters)
+                    yield cause._replace(kind=f"{cause.kind}_as_stored", what=what)

@@ -4,19 +4,31 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import nnabla as nn
 import numpy as np
 
 from ..graph.description import type_name_of
 from . import remedies
-from .causes import Cause, listed
+from .causes import Cause, distinct, listed
+from .network import Network
 from .operands import CONSTANTS, DIVISIONS, FLOOR, GROWN, NOT_ZERO, Growth, Operands, is_product, repeated
-from .watching import INDICES, PROBABILITIES
+from .watching import INDICES, PROBABILITIES, Sight
 
 SOFTMAX = {"Softmax", "LogSoftmax"}
 SOFTMAX_OR_LOSS = {*SOFTMAX, "SoftmaxCrossEntropy"}
+
+
+def not_finite(network: Network, sights: Sequence[Sight]) -> List[Cause]:
+    """Causes of nonfinite numbers in any batch, in forward order, one of each kind and function."""
+    of_batches = [distinct(Finiteness(network, sight).causes()) for sight in sights]
+    found = []
+    for key, cause in distinct([one for causes in of_batches for one in causes.values()]).items():
+        batches = [str(number) for number, causes in enumerate(of_batches, 1) if key in causes]
+        where = f", in batch{'es' * (len(batches) > 1)} {listed(batches)} of {len(sights)}"
+        found.append(cause._replace(what=cause.what + where * (len(batches) < len(sights))))
+    return sorted(found, key=lambda cause: network.positions.get(cause.function, -1))
 
 
 class Finiteness(Operands):
@@ -48,8 +60,7 @@ class Finiteness(Operands):
         for f in network.graph.functions:
             kind, args, name = f.info.type_name, f.info.args, network.name(f)
             for v in f.inputs[: PROBABILITIES.get(kind, 0)]:
-                count = sight.improbable.get(hash(v))
-                if count:
+                if count := sight.improbable.get(hash(v)):
                     what = f"it takes {network.called(v)} for probabilities, of which "
                     what += f"{count} of {v.size} are below 0 or above 1"
                     return [Cause("no_probability", name, what, remedies.of_errors(f))]
@@ -70,8 +81,7 @@ class Finiteness(Operands):
         gradients, network, f = self.sight.gradients, self.network, self.sight.breaks
         if f is None or all(gradients[key].finite for key in network.leaves if key in gradients):
             return []
-        bad = self.bad((*f.inputs, *f.outputs))
-        if bad:
+        if bad := self.bad((*f.inputs, *f.outputs)):
             return self._origins(bad)
         broken = [v for v in f.inputs if hash(v) in gradients and not gradients[hash(v)].finite]
         parameters = network.parameters(map(repeated, broken))
@@ -156,16 +166,14 @@ class Finiteness(Operands):
             what = f"it reads rows of minus infinity alone from {network.called(bad[0])}{self.also}"
             read = (w for g in network.in_order(network.walk([f])) for w in (*g.inputs, *g.outputs))
             finite = (w for w in read if self.is_stored and hash(w) not in self.in_fp32.nans)
-            mask = next((w for w in finite if self.amax(w) > network.format(w).max), None)
-            if mask is not None:
+            if (mask := next((w for w in finite if self.amax(w) > network.format(w).max), None)) is not None:
                 what += f", as {network.called(mask)} reaches {self.beyond(mask)}"
             return Cause("closed_row", name, what, remedies.OPEN_ROWS)
         for w in f.inputs if self.is_stored else ():
             # Numbers kept in fp32 are rounded for their readers: the function that computes them is at fault.
             if w.parent is not None and self.amax(w) > network.format(w).max:
                 return self._computed(w.parent, w)
-        before = self.before(f)
-        if before is not None:
+        if (before := self.before(f)) is not None:
             return before
         if self.is_stored and self.amax(v) > network.format(v).max:
             return self.overflow(f, v, "it computes numbers", self.grown(f), self.reads(f))
@@ -175,8 +183,7 @@ class Finiteness(Operands):
         if growth.clause and (growth.remedy == remedies.NORMALISE_DATA or f.info.type_name in NOT_ZERO):
             remedy = growth.remedy + f", or {remedies.BOUND_EXP}" * remedies.is_a(f, "Exp")
             return Cause("not_finite", name, what, remedy)
-        remedy = self._remedy(f, growth.remedy)
-        return Cause("not_finite", name, what, remedy, parameters=growth.parameters)
+        return Cause("not_finite", name, what, self._remedy(f, growth.remedy), parameters=growth.parameters)
 
     def _remedy(self, f: Any, known: str = "") -> str:
         """Remedy for an output or a gradient that is not finite; `known`: that of an operand."""
@@ -204,11 +211,9 @@ class Finiteness(Operands):
             stored = network.format(g.outputs[0])
             if constant and not stored.nearest(constant):
                 what = f"its constant {constant:g} is 0 in {stored.name}{self.reads(f, network.name(f))}"
-                remedy = self._scaled_before(f, remedies.held(f))
-                return Cause("lost_constant", network.name(g), what, remedy)
+                return Cause("lost_constant", network.name(g), what, self._scaled_before(f, remedies.held(f)))
         for g in [g for g in network.in_order(network.walk([f])) if g.inputs]:
-            cause = self._enlarging(g)
-            if cause is not None and not self.amax(g.outputs[0]) < GROWN * self.amax(g.inputs[0]):
+            if (cause := self._enlarging(g)) and not self.amax(g.outputs[0]) < GROWN * self.amax(g.inputs[0]):
                 return cause
         return None
 

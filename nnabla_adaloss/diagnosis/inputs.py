@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import remedies
-from .causes import Note
+from .causes import Cause, Note
 from .finite import SOFTMAX_OR_LOSS
 from .network import COMPARING, DIFFERENCES, Network
 from .operands import NOT_ZERO, Batches
+from .target import input_name
 from .watching import Sight
 
 # Ranges of functions' outputs.
@@ -49,16 +50,34 @@ def notes(network: Network, sights: Sequence[Sight]) -> Iterator[Note]:
         if all(g and -g.sum > 0.999 * g.count * g.abs_max > 0.0 for g in seen):
             end = " gets larger by training, as its gradient is below 0."
             yield Note("", [network.name(f)], f"{end} Unless that is meant, check the signs.")
-    normalizing = (f for f in functions if f.info.type_name == "BatchNormalization")
-    fixed = (f for f in normalizing if not f.info.args["batch_stat"])
-    new = [network.name(f) for f in fixed if not f.inputs[-2].d.any() and (f.inputs[-1].d == 1.0).all()]
-    if new:
+    fixed = (f for f in functions if remedies.is_a(f, "BatchNormalization") and not f.info.args["batch_stat"])
+    if new := [network.name(f) for f in fixed if not f.inputs[-2].d.any() and (f.inputs[-1].d == 1.0).all()]:
         end = f": {remedies.STATISTICS}."
         yield Note("A mean of 0 and a variance of 1, as at the start, are used by ", new, end)
     for v in filter(network.is_input, network.inputs.values()):
-        x = _numbers(v, network)
-        if x is not None and x.ndim > 2 and x.size:
+        if (x := _numbers(v, network)) is not None and x.ndim > 2 and x.size:
             yield from _of_input(v, x.reshape(-1, x.shape[-1]), network)
+
+
+def unfilled_targets(network: Network) -> Iterator[Cause]:
+    """Causes of unfilled targets: unlike unfilled initial states, they reach a loss without a product."""
+    for key in network.never_filled:
+        uses = network.behind([key], lambda f: f not in network.products)
+        f = next((f for f in uses if f.info.type_name.endswith(COMPARING)), None)
+        if f is not None:
+            what = f"it compares with {input_name(network.inputs[key])}, which nobody has filled"
+            yield Cause("unfed", network.name(f), what, remedies.FILL_TARGET, fatal=False)
+
+
+def blank(network: Network, v: nn.Variable, f: Any) -> Cause:
+    """Cause of an unfilled or zero leaf `v`, read by `f`, where no layer reads other data."""
+    # An unfilled leaf that needs a gradient was unlinked from the function that computes it.
+    if v.need_grad and hash(v) in network.never_filled:
+        what = f"it reads a variable of shape {v.shape} that is unlinked: nothing computes it in forward"
+        return Cause("unfed", network.name(f), what, remedies.FORWARD)
+    how, remedy = network.emptiness(v)
+    what = f"it reads {input_name(v)}, which {how}, and no layer reads other data"
+    return Cause("unfed" if hash(v) in network.never_filled else "zero_input", network.name(f), what, remedy)
 
 
 def _numbers(v: nn.Variable, network: Network) -> Optional[NDArray[Any]]:

@@ -10,7 +10,9 @@ import nnabla as nn
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.precision import StorageLike
 from ..core.validation import positive_integer
+from ..emulation.format_emulation import FormatEmulation
 from ..graph.functions import is_matrix_product
 from ..graph.graph import Graph
 from ..graph.hooks import Hook
@@ -54,9 +56,9 @@ class Subject:
                 "loss_or_updater must be a loss Variable, a wrapper of one, or an updater with .loss and "
                 f".data_feeder, got {type(source).__name__}"
             )
-        if feeder is None and updater is not None and updater.data_feeder is not keep_data:
-            feeder = updater.data_feeder
-        if feeder is not None and not callable(feeder):
+        if feeder is None:
+            feeder = getattr(updater, "data_feeder", None) or keep_data
+        if not callable(feeder):
             raise TypeError(
                 f"data_feeder or feeder must be callable without arguments, got {type(feeder).__name__}"
             )
@@ -74,7 +76,7 @@ class Subject:
             self.parameters = check_solver("solver", self.solver, ["get_parameters"]).get_parameters()
         self.loss = self._current_loss()
         self.kernels = select_kernels(self.loss.parent.context)
-        self._count = 1 if feeder is None else batches
+        self._count = 1 if feeder is keep_data else batches
         self._batches: List[Dict[int, NDArray[Any]]] = []  # arrays of inputs, by position
         self._rates: List[float] = []  # learning rate after each batch was fed
         self.flushed: Dict[int, float] = {}  # magnitude below which forward reads an input as 0, by key
@@ -91,7 +93,7 @@ class Subject:
             if self._counters is not None:
                 kept.callback(setattr, self._counters, "fed", self._counters.fed)
             if self._updater is not None:
-                kept.callback(self._restore_loss, self._updater.loss)
+                kept.callback(setattr, self._updater, "loss", self._updater.loss)
             # The feeder may change data of this graph and random numbers, or build another graph.
             kept.enter_context(preserved(Graph(self.loss), self.kernels))
             self._record()
@@ -106,6 +108,10 @@ class Subject:
         self._draw_again()
         loss.forward(function_post_hook=hook)
 
+    def emulated(self, storage: StorageLike) -> FormatEmulation:
+        """Emulate a storage of the loss."""
+        return FormatEmulation(self.loss, storage, float_tail=True, parameters=self.parameters)
+
     def values(self, v: nn.Variable) -> Optional[NDArray[Any]]:
         """Numbers of an input in all batches, along a new first axis; None if it cannot be fed."""
         position = next((p for p, w in self._inputs.items() if hash(w) == hash(v)), None)
@@ -118,14 +124,10 @@ class Subject:
         refuse_half(variable)
         return variable
 
-    def _restore_loss(self, loss: Any) -> None:
-        if self._updater.loss is not loss:
-            self._updater.loss = loss
-
-    def _feed(self, feeder: Feeder) -> None:
+    def _feed(self) -> None:
         """Feed a batch; note the learning rate then, and the parameters that the feeder has written."""
         before = {name: v.d.copy() for name, v in self.parameters.items()}
-        feeder()
+        self._feeder()
         if self._counters is not None:
             self._counters.fed += 1
         has_rate = has(self.solver, "learning_rate")  # not without a solver
@@ -139,8 +141,7 @@ class Subject:
         beyond: Optional[Tuple[int, str]] = None
         for index in range(self._count):
             try:
-                if self._feeder is not None:
-                    self._feed(self._feeder)
+                self._feed()
             except StopIteration:
                 if not index:
                     raise ValueError("the feeder ends before its first batch") from None
@@ -148,9 +149,8 @@ class Subject:
             loss = self._current_loss()
             graph = Graph(loss)
             names = graph.completed_names(names_of(self.parameters))
-            leaves = graph.leaves.items()
             # All leaves except parameters with a gradient, by position.
-            inputs = {p: v for p, v in leaves if not v.need_grad or graph.keys[p] not in names}
+            inputs = {p: v for p, v in graph.leaves.items() if not v.need_grad or graph.keys[p] not in names}
             if not index:
                 self.loss, self._inputs, description = loss, inputs, graph.description(names)
                 written = {p for p, f in state_leaves(graph.described).items() if f is not None}
@@ -171,8 +171,7 @@ class Subject:
         # True if forward overwrites a leaf that backward reads, so that nnabla's own gradients are wrong.
         self.carries_state = bool(_carried(self.graph))
         first, *later = self._batches
-        pairs = [(p, batch) for batch in later for p in self._inputs]
-        changing = {p for p, batch in pairs if not np.array_equal(first[p], batch[p], equal_nan=True)}
+        changing = {p for batch in later for p, x in batch.items() if not np.array_equal(first[p], x, True)}
         # Keys of inputs that differ between batches; of a single batch, of all inputs.
         self.fed = {hash(self._inputs[p]) for p in (changing if later else self._inputs)}
         # Inputs that are all 0 in all batches; a scalar may be 0 on purpose.
@@ -181,17 +180,17 @@ class Subject:
         self.never_filled = set(map(hash, never))
         # An unfilled or all-zero input, with its reader, if no layer reads other data.
         self.unfed = self._unfed(self.never_filled | zero)
-        self.warms_up = bool(self._rates) and self._rates[-1] > self._rates[0]
+        self.warms_up = self._rates[-1] > self._rates[0]
         self.notes = [*map(Note, self._notes([] if self.unfed else never))]
 
     def _notes(self, never: Sequence[nn.Variable]) -> Iterator[str]:
         """Notes about the feeder, and about inputs that nobody has filled."""
-        if self._feeder is None or not self.fed:
+        if self._feeder is keep_data or not self.fed:
             unchanged = f"The feeder has changed no input in {len(self._batches)} batches"
-            why = "No feeder was given" if self._feeder is None else unchanged
+            why = "No feeder was given" if self._feeder is keep_data else unchanged
             yield f"{why}: this is about what the inputs hold now."
         rates = self._rates
-        if rates and 0.0 < 1.25 * rates[-1] <= rates[0]:
+        if 0.0 < 1.25 * rates[-1] <= rates[0]:
             fallen = f"from {rates[0]:g} to {rates[-1]:g} in {len(rates)} batches"
             yield f"The feeder lowers the learning rate {fallen}: {remedies.SCHEDULE}."
         if self.written:
@@ -218,8 +217,7 @@ class Subject:
                 if is_layer:
                     return None
                 filled.update(map(hash, f.outputs))
-            origin = next((origins[key] for key in inputs if key in origins), None)
-            if origin is not None:
+            if (origin := next((origins[key] for key in inputs if key in origins), None)) is not None:
                 origins.update(dict.fromkeys(map(hash, f.outputs), origin))
                 found = found or (origin if is_layer else None)
         return found
