@@ -83,10 +83,8 @@ class Branches(Batches):
         if zeros:
             remedy = remedies.ZEROS if network.is_input(zeros[0]) else remedies.WHY_ZERO
             return f", which multiplies by {network.called(zeros[0])}, all 0", remedy
-        disjoint = next(filter(self.is_disjoint, network.behind(map(hash, f.outputs))), None)
-        if disjoint is not None:
-            clause = f", and {network.name(disjoint)} multiplies the others by 0"
-            return clause, remedies.CHECK_MASK_AND_LABELS
+        if (g := next(filter(self.is_disjoint, network.behind(map(hash, f.outputs))), None)) is not None:
+            return f", and {network.name(g)} multiplies the others by 0", remedies.CHECK_MASK_AND_LABELS
         if remedies.is_a(f, "EpsilonInsensitiveLoss"):
             return "", remedies.SMALLER_MARGIN
         growth = self._first.grown(f)
@@ -106,9 +104,8 @@ class Branches(Batches):
         layer = network.graph.functions[network.positions[name]]
         onward = set(map(hash, layer.outputs))
         for f in [f for f in network.behind(onward) if f in network.nodes]:
-            on_path = onward.intersection(network.nodes[f].inputs)
+            left, arriving = self.gradient(onward.intersection(network.nodes[f].inputs)), self.arriving(f)
             onward.update(map(hash, f.outputs))
-            left, arriving = self.gradient(on_path), self.arriving(f)
             if left and most * left < arriving < math.inf:
                 most, clause, remedy = arriving / left, "", ""
                 if f.info.type_name.startswith("ClipGrad"):
@@ -143,8 +140,7 @@ class Units:
     def add(self, gradients: Gradients) -> None:
         """Add the gradients of outputs in a batch."""
         for f in self._products:
-            gradient = gradients.get(hash(f.outputs[0]))
-            if gradient is not None:
+            if (gradient := gradients.get(hash(f.outputs[0]))) is not None:
                 axis, key = 1 if "onvolution" in f.info.type_name else -1, hash(f.inputs[1])
                 by_unit = np.moveaxis(gradient, axis, -1).reshape(-1, gradient.shape[axis])
                 self._reached[key] = np.any(by_unit, axis=0) | self._reached.get(key, False)

@@ -52,11 +52,10 @@ class Ends(Batches):
             if is_on_purpose or not arriving:
                 continue
             # A normalization makes 0 of a single number, and 1 and -1 of any two.
-            if network.normalized_together(f) <= 2.0 or node.args.get("only_index"):
-                cut_off = self._leaves_before(f.inputs[0].parent) - self._without({f})
-                if cut_off:
-                    found[f] = self._cause_of(f)._replace(spoils=self._layers_of(cut_off))
-                    ended.add(f)
+            hands_on_none = network.normalized_together(f) <= 2.0 or node.args.get("only_index")
+            if hands_on_none and (cut_off := self._leaves_before(f.inputs[0].parent) - self._without({f})):
+                found[f] = self._cause_of(f)._replace(spoils=self._layers_of(cut_off))
+                ended.add(f)
             # The last layer of a residual branch may start from 0: its weights get a gradient and move.
             weights = [key for key in node.leaves if network.leaves[key].ndim > 1]
             handed_on = [*(node.inputs or node.leaves), *weights]
@@ -207,16 +206,14 @@ class Ends(Batches):
                 if node.type_name == "Softmax":
                     what = "rows are 1 in one place and 0 elsewhere"
                 what = f"it is saturated: {flat[f]:.0%} of its {what}"
-                cause = self._saturated(f, what, remedies.SATURATED)
                 spoils = self._layers_of(before - others - self._starved)
                 fatal = before <= self._starved and not self._learns({f})
-                yield cause._replace(fatal=fatal, spoils=spoils)
+                yield self._saturated(f, what, remedies.SATURATED)._replace(fatal=fatal, spoils=spoils)
 
     def saturated_gates(self) -> Iterator[Note]:
         """Note the first of many saturated gates, such as an LSTM's, beside which its layers still learn."""
-        nodes, flat = self._network.nodes, self._sights[0].flat
-        layers = [f for f, node in nodes.items() if f in flat and not node.loss_section]
-        gates = [f for f in layers if remedies.is_a(f, "Sigmoid", "Tanh")]
+        nodes = self._network.nodes.items()
+        gates = [f for f, node in nodes if not node.loss_section and remedies.is_a(f, "Sigmoid", "Tanh")]
         most = [f for f in gates if np.mean([s.flat.get(f, 0.0) for s in self._sights]) > _MOST]
         if len(most) >= 4 and len(most) > _MOST * len(gates):
             f = self._network.in_order(most)[0]
@@ -247,16 +244,15 @@ class Ends(Batches):
         nodes = reversed(self._network.nodes.values())
         return tuple(node.label for node in nodes if not leaves.isdisjoint(node.leaves))
 
-    def _not_chosen(self, v: nn.Variable) -> bool:
-        """True for weights of 0 of an expert, or another part, that no sample of these batches has chosen."""
-        walked = self._network.walk([v.parent], lambda f: f.inputs if remedies.is_a(f, *_PARTS) else [])
-        return any(self.largest(g.outputs[0]) for g in walked if remedies.is_a(g, "OneHot", "TopKData"))
-
     def _may_open(self, f: Any) -> bool:
-        """True if a feeder may change a scalar of 0 that `f` reads, or choose another expert."""
+        """True if a feeder may change a scalar of 0 that `f` reads, or choose another expert or part."""
         zeros = [self.zero_origin(v) for v in f.inputs if not self.largest(v)]
-        is_scalar = any(v.size == 1 and self._network.is_input(v) for v in zeros)
-        return is_scalar or any(map(self._not_chosen, zeros))
+        if any(v.size == 1 and self._network.is_input(v) for v in zeros):
+            return True
+        parts = self._network.walk(
+            [v.parent for v in zeros], lambda g: g.inputs if remedies.is_a(g, *_PARTS) else []
+        )
+        return any(self.largest(g.outputs[0]) for g in parts if remedies.is_a(g, "OneHot", "TopKData"))
 
     def _nothing_to_learn(self, f: Any) -> bool:
         """True if the part of the loss behind a function is 0, such as of margins that all samples keep."""
@@ -277,19 +273,16 @@ class Ends(Batches):
         def onward(f: Any) -> List[nn.Variable]:
             return [] if f in functions else [v for v in f.inputs if v.need_grad]
 
-        walked = self._network.walk(self._network.last, onward)
-        return read_by(f for f in walked if f not in functions)
+        return read_by(f for f in self._network.walk(self._network.last, onward) if f not in functions)
 
     def _cause(self, f: Any, kind: str, what: str, remedy: str, *at_fault: nn.Variable) -> Cause:
-        network = self._network
-        return Cause(kind, network.name(f), what, remedy, parameters=network.parameters(at_fault))
+        return Cause(kind, self._network.name(f), what, remedy, parameters=self._network.parameters(at_fault))
 
     def _dead(self, f: Any) -> Cause:
         """Cause of a rectifier that outputs only zeros."""
         network, names = self._network, self._network.names
         what = "it is dead: every output is 0 in every batch"
-        own = [v for v in f.inputs if hash(v) in names and not self.largest(v)]
-        if own:
+        if own := [v for v in f.inputs if hash(v) in names and not self.largest(v)]:
             what += f", as {network.called(own[0])} is"
             return self._cause(f, "dead_relu", what, remedies.ABOVE_ZERO, *own)
         first = self._first_zeros([f])
@@ -365,8 +358,7 @@ class Ends(Batches):
             what = f"it rounds all numbers to 0, which reach {self.largest(f.inputs[0]):.2g}"
             return cause("rounded", what, remedies.STEP)
         # A linear function ends no gradient: parts of it cancel where the output meets the input again.
-        cancelling = self._cancelling(f) if kind in _HANDS_ON else None
-        if cancelling is not None and arriving:
+        if kind in _HANDS_ON and arriving and (cancelling := self._cancelling(f)) is not None:
             v = next(v for v in f.inputs if v.need_grad)
             what = f"it computes the same whatever {called(v)} is: the gradients to it cancel"
             node = network.nodes[cancelling]
@@ -380,15 +372,11 @@ class Ends(Batches):
             if "val" in args:
                 what += f", as it reads {self._around(f)}"
             return self._saturated(f, what, remedies.BOUND if kind in _BOUNDS else remedies.SATURATED)
-        if remedies.is_square(f):
-            v = self.zero_origin(f.inputs[0])
-            if hash(v) in names:
-                what = f"it squares {called(v)}, which is all 0"
-                return cause("zero_weights", what, remedies.INITIALISE, v)
+        if remedies.is_square(f) and hash(v := self.zero_origin(f.inputs[0])) in names:
+            return cause("zero_weights", f"it squares {called(v)}, which is all 0", remedies.INITIALISE, v)
         what, remedy = "it passes no gradient on", remedies.NO_GRADIENT
-        behind = network.behind(map(hash, f.outputs))
         chooses = "Max", "MaxPooling", "Maximum2", "Min", "Minimum2", "TopKData"
-        choosing = next((g for g in behind if remedies.is_a(g, *chooses)), None)
+        choosing = next((g for g in network.behind(map(hash, f.outputs)) if remedies.is_a(g, *chooses)), None)
         if kind in _METRICS:
             remedy = remedies.CROSS_ENTROPY
         elif kind.startswith("ClipGrad"):

@@ -73,8 +73,7 @@ class Network:
 
     def sources(self, v: nn.Variable) -> str:
         """List the leaves that a variable is computed of."""
-        functions = self.in_order(self.walk([v.parent]))
-        leaves = [w for f in functions for w in f.inputs if w.parent is None]
+        leaves = [w for f in self.in_order(self.walk([v.parent])) for w in f.inputs if w.parent is None]
         return listed([*dict.fromkeys(map(self.called, leaves or [v]))])
 
     def format(self, v: nn.Variable) -> Format:

@@ -128,8 +128,7 @@ class Operands:
                 if more > 0:
                     number = "1 number that becomes" if more == 1 else f"{more} numbers that become"
                     number += f" 0 in {network.format(v).name}"
-                first = self.first_zeros(v)
-                return f", as {subject} {verb} {number} from {network.called(first)} on"
+                return f", as {subject} {verb} {number} from {network.called(self.first_zeros(v))} on"
             if kind in DIVISIONS or power < 0.0 or kind == "Log":
                 verb = "reads" if kind == "Log" else "divides by"
                 return f", as {subject} {verb} numbers down to {self.sight.data[hash(v)].abs_min:.2g}"
@@ -281,15 +280,13 @@ class Operands:
         """Operand by which a function makes numbers that many times larger; its clause is its name."""
         kind, args, network = f.info.type_name, f.info.args, self.network
         if kind == "MulScalar":
-            clause = f"the factor {args['val']:g} of {network.name(f)}"
-            return Growth(clause, remedy=remedies.SMALLER_FACTOR)
+            return Growth(f"the factor {args['val']:g} of {network.name(f)}", remedy=remedies.SMALLER_FACTOR)
         named = {network.names[hash(v)]: v for v in f.inputs if hash(v) in network.names and v.ndim > 1}
         if kind.endswith("Normalization"):
             for name, v in named.items():
                 if name.endswith("gamma") and self.amax(v) ** 2 >= times:
                     return Growth(f"the weight {name}", (name,), remedies.GAMMA)
-            read = self.in_fp32.data.get(hash(f.inputs[0]))
-            if read and args.get("eps", 0.0) > read.mean_square:
+            if (read := self.in_fp32.data.get(hash(f.inputs[0]))) and args.get("eps", 0.0) > read.mean_square:
                 return Growth(f"a normalization's eps of {args['eps']:g}", remedy=remedies.SMALLER_EPS)
             return Growth(f"the division by a small deviation in {network.name(f)}")
         if named:

@@ -8,7 +8,6 @@ from collections import Counter
 from enum import Enum
 from functools import partial
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set
-from typing import Counter as CounterOf
 
 import nnabla as nn
 import numpy as np
@@ -143,8 +142,7 @@ class Passes:
 
         def note_overflow(f: Any) -> None:
             for v in f.inputs:
-                key = self._key_of_grad.get(hash(v.grad))
-                if key is not None and storage is not None:
+                if storage is not None and (key := self._key_of_grad.get(hash(v.grad))) is not None:
                     before = sums.get(key, 0.0)
                     sums[key] = np.array(v.grad.data, np.float64)
                     is_beyond = np.abs(sums[key] - before) > storage.gradient_format(key, v.size).max
@@ -273,16 +271,13 @@ class Tally:
             if not left_out.isdisjoint(part):
                 own = StorageEffect(0.0, own.overflow, 0.0)
             elif layer.weights:
-                own = own._replace(lost_units=self._lost_units(part[0]))
+                units = self._units.get(part[0], [])
+                # Share of the nonzero rows, or columns if more, of which storage keeps nothing.
+                pairs = zip(units[::2], units[1::2])
+                lost = (np.count_nonzero(a & ~b) / max(np.count_nonzero(a), 1) for a, b in pairs)
+                own = own._replace(lost_units=max(lost, default=0.0))
             effects.append(own)
         return StorageEffect(*map(max, zip(*effects)))
-
-    def _lost_units(self, key: int) -> float:
-        """Share of the nonzero rows, or columns if more, of which storage keeps nothing."""
-        units = self._units.get(key, [])
-        pairs = zip(units[::2], units[1::2])
-        lost = (np.count_nonzero(one & ~stored) / max(np.count_nonzero(one), 1) for one, stored in pairs)
-        return max(lost, default=0.0)
 
     def effect(self, counted: Iterable[int], compared: Iterable[int]) -> StorageEffect:
         """Effect: shares of the elements of `counted` gradients, and the error of `compared` ones, by key."""
@@ -309,7 +304,7 @@ class FormatTrial:
         self._tallies, self.floor = {way: Tally(keys) for way in Way}, Tally(keys)
         self._passes, self._emulation, self._adaptive = passes, emulation, AdaptiveLossScaling(emulation)
         # By way and key of a gradient: counts of nonzero elements, and of those that underflow or overflow.
-        self._rounded: Dict[Way, Dict[int, CounterOf[str]]] = {way: {} for way in Way}
+        self._rounded: Dict[Way, Dict[int, Counter[str]]] = {way: {} for way in Way}
 
     def compare(self, index: int, in_fp32: Gradients) -> None:
         """Compare every way of scaling on one batch."""
@@ -359,8 +354,8 @@ class FormatTrial:
 
     def losing(self, network: Network, layer: Layer, way: Way, left_out: Set[int]) -> str:
         """List the parameters of a layer that lose; empty if all do, and the layer's name tells which."""
-        judged, tally = (key for key in layer.weights if key not in left_out), self._tallies[way]
-        effects = {key: tally.effect([key], [key]) for key in judged}
+        judged = (key for key in layer.weights if key not in left_out)
+        effects = {key: self._tallies[way].effect([key], [key]) for key in judged}
         found = [key for key, own in effects.items() if own.overflow or own.error > TOLERANCE]
         names = [network.names.get(key, "an input") for key in found]
         # The name of a layer that only reshapes a parameter, such as "Reshape", does not tell which.

@@ -89,8 +89,7 @@ def load_program(place: str) -> Tuple[Any, Optional[Feeder]]:
         raise ProgramError(f"{file} has no function {name!r}; it has {', '.join(own) or 'none'}")
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = inspect.signature(function).parameters.values()
-    needed = [p.name for p in parameters if p.default is p.empty and p.kind not in optional]
-    if needed:
+    if needed := [p.name for p in parameters if p.default is p.empty and p.kind not in optional]:
         names = ", ".join(needed)
         raise ProgramError(f"{place} needs arguments ({names}): write a function without any that calls it")
     with _users_code(path, f"{place} raised"):

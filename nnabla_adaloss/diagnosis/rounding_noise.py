@@ -119,8 +119,7 @@ class RoundingNoise:
         own = [f for f in self._behind(layer) if f in cuts]
         if own and remedies.is_a(own[0], *_COMPARING):
             why = f": {network.name(own[0])} hands none on, as "
-            same = self._same_inputs(own[0])
-            if same:
+            if same := self._same_inputs(own[0]):
                 return f"{why}the same numbers are read by {network.listed(same)}", remedies.DIFFERENT
             is_softmax = remedies.is_a(own[0], *SOFTMAX)
             remedy = remedies.MEAN_OF_SOFTMAX if is_softmax else remedies.MEAN_OF_NORMALIZED

@@ -102,9 +102,8 @@ class SanityChecker:
         scaling: AdaptiveLossScaling = self._updater.scaling
         graph = Graph(scaling.variable)
         layers = layers_of(graph, GraphPlan(graph, names=scaling.plan.names))
-        kernels = select_kernels(scaling.variable.parent.context)
         forget = partial(scaling.load_state_dict, scaling.state_dict())  # the statistics of these passes
-        with preserved(graph, kernels) as again, restored(forget):
+        with preserved(graph, select_kernels(scaling.variable.parent.context)) as again, restored(forget):
 
             def forward(*_: Any) -> None:
                 again(data=True)  # forward has written to leaves: a carried state, running statistics

@@ -165,8 +165,7 @@ class Steps:
         """Causes, except for `noisy` layers."""
         (arriving, left), records = self._largest(), self._records
         if 0.0 < arriving < math.inf:
-            broken = [name for name, record in records.items() if not math.isfinite(record.left)]
-            if broken:
+            if broken := [name for name, record in records.items() if not math.isfinite(record.left)]:
                 what = f"it makes gradients that are not finite, of {listed(broken)}"
                 yield Cause("on_gradients", "on_gradients", what, remedies.CHECK_DIVISION)
             elif not left:
@@ -177,8 +176,7 @@ class Steps:
             yield Cause("learning_rate", self._solver.name, what, remedies.RATE)
         trained = {name: one.left for name, one in records.items() if one.left and name not in noisy}
         settings = {} if self._solver is None else self._solver.info
-        of_averages = "beta1", "beta2", "decay", "momentum"
-        beyond = [key for key in of_averages if settings.get(key, 0.0) >= 1.0]
+        beyond = [key for key in ("beta1", "beta2", "decay", "momentum") if settings.get(key, 0.0) >= 1.0]
         before, after = self._losses
         if beyond:
             what = f"its {beyond[0]} is {settings[beyond[0]]:g}"

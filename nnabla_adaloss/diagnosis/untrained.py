@@ -28,13 +28,11 @@ def untrained(network: Network) -> Iterator[Cause]:
         what = "it has no parameters, so that it trains nothing"
         yield Cause("empty_solver", "The solver", what, "call solver.set_parameters(nn.get_parameters())")
         return
-    missed = _missed(network)
-    if missed and (solver is not None or not network.reached_leaves):
+    if (solver is not None or not network.reached_leaves) and (missed := _missed(network)):
         whose = "of the solver's parameters" if solver is not None else "parameters"
         nothing_learns = len(missed) == len(parameters) or not network.reached_leaves
-        cut = _cut(network, missed)
         place, what, remedy = scope_of(next(iter(missed))), "the loss does not depend on", remedies.USE
-        if cut is not None:
+        if cut := _cut(network, missed):
             place, how, remedy = cut
             what = f"its output {how}, and no gradient gets to"
         elif nothing_learns and network.graph.positions.keys().isdisjoint(missed.values()):
@@ -48,8 +46,7 @@ def untrained(network: Network) -> Iterator[Cause]:
 def notes(network: Network) -> Iterator[Note]:
     """Note parameters without a solver, or, for a loss alone, without a gradient: both may be on purpose."""
     examined = network.examined
-    missed = _missed(network) if examined.solver is None and network.reached_leaves else {}
-    if missed:
+    if examined.solver is None and network.reached_leaves and (missed := _missed(network)):
         cut = _cut(network, missed)
         where = "" if cut is None else f"; the gradient stops at {cut[0]}, whose output {cut[1]}"
         where += f". Unless that is on purpose, {remedies.USE if cut is None else cut[2]}."
@@ -60,28 +57,24 @@ def notes(network: Network) -> Iterator[Note]:
     wanted = {hash(v.data) for v in nn.get_parameters().values()}
     constants = wanted & {hash(v.data) for v in network.graph.leaves.values() if not v.need_grad}
     constants -= {hash(v.data) for v in network.leaves.values()}  # such as a choice by the same network
-    fixed = sorted(name for name, v in examined.parameters.items() if hash(v.data) in constants)
-    if fixed:
+    if fixed := sorted(name for name, v in examined.parameters.items() if hash(v.data) in constants):
         end = ", which this loss reads as constants (nn.no_grad or fix_parameters): it does not train them."
         yield Note("The solver has ", fixed, end)
     solvers = [one for one in gc.get_objects() if isinstance(one, nn.solver.Solver)]
     held = {hash(v) for one in solvers if has(one, "get_parameters") for v in one.get_parameters().values()}
     frozen = [(n, hash(v)) for n, v in nn.get_parameters(grad_only=False).items() if not v.need_grad]
-    late = [name for name, key in frozen if key in network.reached_leaves & held]
-    if late:
+    if late := [name for name, key in frozen if key in network.reached_leaves & held]:
         end = ", which a solver goes on training: set it before the layers are built."
         yield Note("need_grad=False comes too late for ", late, end)
     left = {key: v for key, v in network.leaves.items() if key in network.reached_leaves - held}
     if held.isdisjoint(network.reached_leaves):
         return
-    found = [name for key, name in network.names.items() if key in left]
-    if found:
+    if found := [name for key, name in network.names.items() if key in left]:
         end = ". If this program is to train them, call set_parameters after all layers are built, with "
         begin = f"No solver has {len(found)} of the parameters that get a gradient: "
         yield Note(begin, found, f"{end}reset=False after another call.")
     # Data that the feeder fills may get a gradient, too, as in an adversarial attack.
-    unnamed = [v for key, v in left.items() if key not in {*network.names, *examined.fed}]
-    if unnamed:
+    if unnamed := [v for key, v in left.items() if key not in {*network.names, *examined.fed}]:
         end = ", which gets a gradient: create it by nn.parameter.get_parameter_or_create, if it is to learn."
         yield Note("No solver has ", [*map(input_name, unnamed)], end)
 

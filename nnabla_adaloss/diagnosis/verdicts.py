@@ -193,8 +193,7 @@ def _layer(layer: LayerNumbers, network: NetworkNumbers, causes: Sequence[Cause]
     """Judge a layer, by a cause at this layer if there is one."""
     right = HistoryPolicy().scale(layer.amax, u_max=layer.stored.max) if layer.amax else None
     keeps = [way for way in Way if serves(layer.effects, way)]
-    own = [cause for cause in causes if cause.function == layer.name]
-    if own:
+    if own := [cause for cause in causes if cause.function == layer.name]:
         line = own[0].what
     elif layer.is_noise:
         line = "its gradient in fp32 is nothing but rounding errors"

@@ -159,8 +159,7 @@ class Sight:
         """Statistics of an array; None if it was cleared."""
         if array.clear_called:
             return None
-        stored = stored_dtype(array)
-        if stored is None:
+        if (stored := stored_dtype(array)) is None:
             return ArrayStatistics.of_zeros(array.size)
         if stored not in (FLOAT32, FLOAT16):
             array = nn.NdArray.from_numpy_array(np.asarray(array.data, FLOAT32))
