@@ -152,8 +152,7 @@ class _Trials:
             self._uses.setdefault(layer.name.partition("#")[0], []).append(layer.name)
         self._repeated = {name for name, uses in self._uses.items() if len(uses) > 1}
         # Keys of the data that a layer stores: its outputs and weights.
-        keys = network.graph.keys
-        outputs = {node.label: {keys[p] for p in node.outputs} for node in network.plan.nodes}
+        outputs = {node.label: {network.graph.keys[p] for p in node.outputs} for node in network.plan.nodes}
         self._data = {layer.name: outputs[layer.name] | layer.weights.keys() for layer in self._layers}
         self._references = [self._passes.with_one_scale(network.loss, n) for n in range(len(network))]
 

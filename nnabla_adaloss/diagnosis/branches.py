@@ -16,6 +16,7 @@ from .network import Network
 from .operands import Batches
 from .passes import Gradients, Layer
 from .target import input_name
+from .watching import Sight
 
 _SHRINKS = 1e3  # a function that makes a gradient smaller by this factor is named
 _UNKNOWN = "", remedies.NOT_CHOSEN  # clause and remedy where the reason is unknown
@@ -23,6 +24,13 @@ _UNKNOWN = "", remedies.NOT_CHOSEN  # clause and remedy where the reason is unkn
 
 class Branches(Batches):
     """Search for layers without a gradient, and for the functions that leave them out, over all batches."""
+
+    def __init__(self, network: Network, sights: Sequence[Sight]) -> None:
+        super().__init__(network, sights)
+        # The output axis of a gradient penalty's backward products is that of a layer's inputs.
+        self._products = [f for f in network.weighted if not f.info.type_name.endswith("Grad")]
+        # Units that get a gradient, by weight, as several products may share one.
+        self._reached: Dict[int, NDArray[np.bool_]] = {}
 
     def waits_for(self, layer: Layer) -> str:
         """Parameter, if any, that is 0 and keeps a layer from learning until it has moved, as in LoRA."""
@@ -127,25 +135,15 @@ class Branches(Batches):
         growth = operands.growth(operands.gradient_steps(layer), "gradients", shrinks=True)
         return (growth.clause, growth.remedy) if growth.remedy == remedies.VANISHING else found
 
-
-class Units:
-    """Units of layers that get a gradient in some of the batches so far."""
-
-    def __init__(self, network: Network) -> None:
-        self._network = network
-        # The output axis of a gradient penalty's backward products is that of a layer's inputs.
-        self._products = [f for f in network.weighted if not f.info.type_name.endswith("Grad")]
-        self._reached: Dict[int, NDArray[np.bool_]] = {}  # by weight, as several products may share one
-
     def add(self, gradients: Gradients) -> None:
-        """Add the gradients of outputs in a batch."""
+        """Find the units that get a gradient in a batch."""
         for f in self._products:
             if (gradient := gradients.get(hash(f.outputs[0]))) is not None:
                 axis, key = 1 if "onvolution" in f.info.type_name else -1, hash(f.inputs[1])
                 by_unit = np.moveaxis(gradient, axis, -1).reshape(-1, gradient.shape[axis])
                 self._reached[key] = np.any(by_unit, axis=0) | self._reached.get(key, False)
 
-    def notes(self, accused: AbstractSet[str]) -> Iterator[Note]:
+    def dead_units(self, accused: AbstractSet[str]) -> Iterator[Note]:
         """Note layers of which some units get no gradient, if no function near them is `accused`."""
         network, first = self._network, {hash(f.inputs[1]): f for f in reversed(self._products)}
         for f in network.in_order(first.values()):

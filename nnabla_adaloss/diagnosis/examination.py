@@ -12,13 +12,12 @@ from ..core.formats import canonical_name
 from ..core.precision import LayerPrecisions, PrecisionLike, PrecisionName, StorageLike
 from . import inputs, remedies
 from .advice import PrecisionAdvice, advise, candidates_of
-from .branches import Branches, Units
+from .branches import Branches
 from .causes import Cause, Note, distinct, summed_up
 from .deviations import Deviations
 from .ends import Ends
 from .finite import not_finite
 from .network import COMPARING, Network, read_by
-from .operands import Batches
 from .passes import FormatTrial, Layer, NoBackward, Passes, Tally, Way, parameter_layers
 from .presentation import Diagnosis
 from .rounding_noise import RoundingNoise
@@ -141,7 +140,6 @@ class _Examination:
         self._left_out: Set[int] = set()
         self._noise = RoundingNoise(self._network, self._passes)
         self._steps = Steps(examined, self._layers)
-        self._units = Units(self._network)
 
     def numbers(self) -> NetworkNumbers:
         """Measure all numbers for the verdicts."""
@@ -156,10 +154,10 @@ class _Examination:
                 causes += untrained(self._network)
             causes = causes or self._observe()
             if not causes:
+                self._branches = Branches(self._network, self._in_fp32)
                 self._compare()
                 causes += inputs.unfilled_targets(self._network)
                 self._ends = Ends(self._network, self._in_fp32)
-                self._branches = Branches(self._network, self._in_fp32)
                 self._deviations = [Deviations(self._network, one) for one in self._as_stored]
                 layers = [*map(self._numbers, self._layers)]
                 causes += self._of_gradients(layers)
@@ -267,7 +265,7 @@ class _Examination:
         found = [note for one in self._deviations for note in one.notes()]
         yield from {tuple(note.names): note for note in found}.values()
         yield from self._deviations[0].nearly_overflowing()
-        yield from self._units.notes({cause.function for cause in causes})
+        yield from self._branches.dead_units({cause.function for cause in causes})
 
     def _compare(self) -> None:
         """Try each format; find gradients that are rounding errors, or differ from pass to pass."""
@@ -279,12 +277,11 @@ class _Examination:
         amaxes.update(dict.fromkeys(map(hash, network.roots), 0.0))
         others = {str(name): examined.emulated(name) for name in _FORMATS if name != self._storage}
         emulations = {self._storage: self._emulation, **others}
-        seen_data = Batches(network, self._in_fp32)
         for v in filter(network.is_input, network.inputs.values()):
             # Negligible data that storage makes 0, such as the tails of a blob, are 0 in fp32, too. Otherwise
             # their signs alone would decide which ReLUs open behind biases of 0, and change fp32's gradients.
             least, readers = network.format(v).smallest_subnormal / 2.0, network.readers[hash(v)]
-            if network.products.issuperset(readers) and seen_data.largest(v) > _NEGLIGIBLE * least:
+            if network.products.issuperset(readers) and self._branches.largest(v) > _NEGLIGIBLE * least:
                 examined.flushed[hash(v)] = least
         tried = {name: FormatTrial(passes, one, amaxes) for name, one in emulations.items()}
         unsteady = Tally(key for layer in self._layers for key in (*layer.weights, *layer.outputs))
@@ -292,7 +289,7 @@ class _Examination:
             exact = self._noise.exact
             in_fp32, loss = passes.with_one_scale(exact, index), float(examined.loss.d)
             self._noise.compare(index, in_fp32, loss)
-            self._units.add(in_fp32)
+            self._branches.add(in_fp32)
             if self._random:
                 unsteady.add(passes.with_one_scale(exact, index), in_fp32)
             for name, one in [*tried.items()]:

@@ -63,10 +63,9 @@ def unfilled_targets(network: Network) -> Iterator[Cause]:
     """Causes of unfilled targets: unlike unfilled initial states, they reach a loss without a product."""
     for key in network.never_filled:
         uses = network.behind([key], lambda f: f not in network.products)
-        f = next((f for f in uses if f.info.type_name.endswith(COMPARING)), None)
-        if f is not None:
+        if (reader := next((f for f in uses if f.info.type_name.endswith(COMPARING)), None)) is not None:
             what = f"it compares with {input_name(network.inputs[key])}, which nobody has filled"
-            yield Cause("unfed", network.name(f), what, remedies.FILL_TARGET, fatal=False)
+            yield Cause("unfed", network.name(reader), what, remedies.FILL_TARGET, fatal=False)
 
 
 def blank(network: Network, v: nn.Variable, f: Any) -> Cause:

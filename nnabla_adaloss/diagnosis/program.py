@@ -124,8 +124,7 @@ def _run(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ProgramError(f"{path} must be a Python file: its name must end with .py")
     module = importlib.util.module_from_spec(spec)
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
+    if (folder := str(path.resolve().parent)) not in sys.path:
         sys.path.insert(0, folder)
     sys.modules[path.stem] = module  # where dataclasses and pickles of the file look for it
     with _users_code(path, f"{path} cannot be imported:"):

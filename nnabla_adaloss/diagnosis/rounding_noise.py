@@ -17,6 +17,7 @@ from .finite import SOFTMAX, SOFTMAX_OR_LOSS
 from .network import NORMALIZATIONS, Network
 from .operands import PRODUCTS
 from .passes import Gradients, Layer, Passes, Tally
+from .target import carried
 from .untrained import alike_weights
 from .watching import Sight, largest
 
@@ -40,7 +41,7 @@ class RoundingNoise:
         self._loss = loss = network.examined.loss
         self._finer = FormatEmulation(loss, _FINER)
         # Forward overwrites a carried state before backward reads it; an emulation restores what was read.
-        self.exact: LossLike = FormatEmulation(loss, _EXACT) if network.examined.carries_state else loss
+        self.exact: LossLike = FormatEmulation(loss, _EXACT) if carried(network.graph) else loss
         self._finely = Tally(key for layer in self._layers for key in layer.weights)
         self._amplifies = False
         self.gradients: Set[int] = set()  # parameters whose gradients are rounding errors, after all batches

@@ -64,8 +64,7 @@ class Subject:
             )
         positive_integer("batches", batches)
         self._source, self._updater, self._feeder = source, updater, feeder
-        counters: Any = getattr(updater, "counters", None)
-        self._counters = counters if hasattr(counters, "fed") else None
+        self._counters: Any = getattr(updater, "counters", None)
         self.solver: Any = getattr(updater, "solver", None)
         # With a communicator it might wait for other processes, which do not call it.
         is_alone = getattr(updater, "comm", None) is None
@@ -90,7 +89,7 @@ class Subject:
     def preserved(self) -> Iterator[Subject]:
         """Record the batches, and restore the network, the loss and the count of fed batches at the end."""
         with ExitStack() as kept:
-            if self._counters is not None:
+            if hasattr(self._counters, "fed"):
                 kept.callback(setattr, self._counters, "fed", self._counters.fed)
             if self._updater is not None:
                 kept.callback(setattr, self._updater, "loss", self._updater.loss)
@@ -128,7 +127,7 @@ class Subject:
         """Feed a batch; note the learning rate then, and the parameters that the feeder has written."""
         before = {name: v.d.copy() for name, v in self.parameters.items()}
         self._feeder()
-        if self._counters is not None:
+        if hasattr(self._counters, "fed"):
             self._counters.fed += 1
         has_rate = has(self.solver, "learning_rate")  # not without a solver
         self._rates.append(float(self.solver.learning_rate()) if has_rate else 0.0)
@@ -154,7 +153,7 @@ class Subject:
             if not index:
                 self.loss, self._inputs, description = loss, inputs, graph.description(names)
                 written = {p for p, f in state_leaves(graph.described).items() if f is not None}
-                fillable = {p: inputs[p] for p in sorted(inputs.keys() - written - _carried(graph))}
+                fillable = {p: inputs[p] for p in sorted(inputs.keys() - written - carried(graph))}
                 never = [v for v in fillable.values() if not (v.data.zeroing or v.data.modification_count)]
             elif hash(loss) != hash(self.loss) and graph.description(names) != description:
                 continue
@@ -168,8 +167,6 @@ class Subject:
         self.plan = GraphPlan(self.graph, names={**others, **names_of(self.parameters)})
         if beyond is not None:
             self.beyond = Cause("index_beyond", self.plan.labels[beyond[0]], beyond[1], remedies.INDICES)
-        # True if forward overwrites a leaf that backward reads, so that nnabla's own gradients are wrong.
-        self.carries_state = bool(_carried(self.graph))
         first, *later = self._batches
         changing = {p for batch in later for p, x in batch.items() if not np.array_equal(first[p], x, True)}
         # Keys of inputs that differ between batches; of a single batch, of all inputs.
@@ -235,7 +232,7 @@ def _beyond_its_table(graph: Graph) -> Optional[Tuple[int, str]]:
     return None
 
 
-def _carried(graph: Graph) -> Set[int]:
+def carried(graph: Graph) -> Set[int]:
     """Positions of leaves that share memory with outputs, such as the state of a recurrence, fed back."""
     computed = {hash(v.data) for f in graph.functions for v in f.outputs}
     return {p for p, v in graph.leaves.items() if hash(v.data) in computed}

@@ -99,8 +99,7 @@ class Sight:
             # A loss may read labels below 0: it leaves their samples out.
             numbers = index.data.data if type_name.endswith("Entropy") else np.abs(index.data.data)
             self.largest_index[f] = float(np.max(numbers, initial=0.0))
-            exact = None if self.in_fp32 is None else self.in_fp32._kept.get(hash(index))
-            if exact is not None:
+            if self.in_fp32 is not None and (exact := self.in_fp32._kept.get(hash(index))) is not None:
                 changed = index.data.data.astype(int) != exact.astype(int)
                 self.wrong_indices[f] = int(np.count_nonzero(changed))
         if type_name == "WarpByGrid" and _is_on_pixels(f):
@@ -143,8 +142,7 @@ class Sight:
         if self.in_fp32 is None:
             self._kept[key] = np.array(v.data.data, np.float32)
         elif key in self.in_fp32._kept:
-            stored, exact = np.asarray(v.data.data), self.in_fp32._kept[key]
-            self._errors[key], self._lost[key] = _deviation(stored, exact)
+            self._errors[key], self._lost[key] = _deviation(np.asarray(v.data.data), self.in_fp32._kept[key])
 
     def _note_gradients(self, variables: Iterable[nn.Variable]) -> None:
         """Note gradients, and the last function if it is the first to make one nonfinite."""

@@ -177,8 +177,7 @@ class GraphPlan:
         """Structure of another plan's function with this plan's arguments, shapes and names."""
         args, label = self.described.args[node.number], self.labels[node.number]
         if not node.layer_inputs:
-            same = args == node.args and label == node.label
-            return node if same else node._replace(args=args, label=label)
+            return node if (args, label) == (node.args, node.label) else node._replace(args=args, label=label)
         # Fan-ins depend on shapes. The layers stay those that the other plan's selection has chosen.
         selected = {one.input for one in node.layer_inputs}
         layer_inputs = tuple([one for one in self._layer_inputs(node.number) if one.input in selected])
