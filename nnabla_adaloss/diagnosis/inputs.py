@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notes about inputs and targets, and about functions that read them so that no layer can learn from them."""
+"""Inputs and targets: unfilled ones, and functions that read them so that no layer can learn from them."""
 
 from __future__ import annotations
 
