@@ -61,6 +61,10 @@ class FormatEmulation:
         parameters: parameters by name, as `AdaptiveLossScaling` takes them, where nnabla does not know their
             names; only a mapping asks for names.
 
+    Attributes:
+        variable: the wrapped loss Variable.
+        precisions: the emulated formats; `precisions.common` is the one that all layers have, if any.
+
     Raises:
         TypeError: `loss` is not a Variable; wrap the Variable first, then scale the emulation.
         ValueError: `loss` needs no gradient, the format is unknown, a function computes in half already, or a
@@ -83,14 +87,15 @@ class FormatEmulation:
         float_tail: bool = False,
         parameters: Parameters = None,
     ) -> None:
-        if not isinstance(loss, nn.Variable):
+        self.variable = variable_of(loss)
+        if loss is not self.variable:
             raise TypeError(
-                f"loss must be an nnabla.Variable, got {type(loss).__name__}; emulate the Variable first and "
-                "wrap the emulation: AdaptiveLossScaling(FormatEmulation(loss))"
+                f"storage emulates a format around a Variable, but loss is a {type(loss).__name__}: wrap the "
+                "emulation, as AdaptiveLossScaling(FormatEmulation(loss)), or leave storage out"
             )
-        self._loss = variable_of(loss)
-        precisions, kernels = LayerPrecisions(storage), select_kernels(self._loss.parent.context)
-        self._seed, self._pool = LossSeed(self._loss, kernels.scaled_float32), ScratchPool()
+        self.precisions = precisions = LayerPrecisions(storage)
+        kernels = select_kernels(self.variable.parent.context)
+        self._seed, self._pool = LossSeed(self.variable, kernels.scaled_float32), ScratchPool()
         self._float_tail = boolean("float_tail", float_tail)
         self._parameters = check_parameters("parameters", parameters)
         # Names come from the parameter scope in which the loss is wrapped.
@@ -101,16 +106,6 @@ class FormatEmulation:
         self._swapped: List[Tuple[nn.Variable, str, nn.NdArray]] = []
         # Rounded leaves, with their arrays: backward reads those of forward, unless the arrays were replaced.
         self._rounded_leaves: Dict[Tuple[int, Format], Tuple[nn.NdArray, nn.NdArray]] = {}
-
-    @property
-    def variable(self) -> nn.Variable:
-        """The wrapped loss Variable."""
-        return self._loss
-
-    @property
-    def precisions(self) -> LayerPrecisions:
-        """The emulated formats; `precisions.common` is the one that all layers have, if any."""
-        return self.emulated_storage.precisions
 
     @property
     def graph(self) -> Graph:
@@ -149,7 +144,7 @@ class FormatEmulation:
         guard, reads = HookGuard(), self._plan.reads
         pre = guard.chain(function_pre_hook, self._swap_operands if reads else None)
         post = guard.chain(self._put_back if reads else None, self._round_outputs, function_post_hook)
-        self._run(guard, partial(self._loss.forward, clear_buffer, clear_no_need_grad, pre, post))
+        self._run(guard, partial(self.variable.forward, clear_buffer, clear_no_need_grad, pre, post))
 
     def backward(
         self,
@@ -185,7 +180,7 @@ class FormatEmulation:
                 "any scale, as with NaN in the data: run `python -m nnabla_adaloss analyse`, or train with "
                 "AdaptiveLossScalingUpdater, which names the cause"
             ) from None
-        check_seed(self._loss, grad)
+        check_seed(self.variable, grad)
         if not self._plan.graph.is_current:
             self._plan = self._make_plan()
         if self.emulated_storage.weights.keys() != self._plan.leaves.keys():
@@ -197,13 +192,13 @@ class FormatEmulation:
         pre = guard.chain(function_pre_hook, swap if reads else None)
         rounds = self._round_gradients if round_gradients else None
         post = guard.chain(self._put_back if reads else None, rounds, function_post_hook)
-        arguments = self._loss, scale, grad, clear_buffer, communicator_callbacks, pre, post, self._seed
+        arguments = self.variable, scale, grad, clear_buffer, communicator_callbacks, pre, post, self._seed
         self._run(guard, partial(run_backward, *arguments))
 
     def _make_plan(self) -> RoundingPlan:
         """Plan the roundings of the present graph, and tell the storage the precision of its variables."""
         names = {**names_of(self._parameters), **self._registered} if self.precisions.common is None else {}
-        plan = RoundingPlan(self._loss, self.precisions, names, float_tail=self._float_tail)
+        plan = RoundingPlan(self.variable, self.precisions, names, float_tail=self._float_tail)
         self.emulated_storage.of_variables = plan.of_variables
         self.emulated_storage.rounded_gradients = plan.rounded_gradients
         return plan
@@ -286,13 +281,7 @@ class FormatEmulation:
 def with_storage(
     loss: LossLike, storage: Optional[StorageLike], *, float_tail: bool = False, parameters: Parameters = None
 ) -> LossLike:
-    """Wrap `loss` to emulate `storage` unless that is None; TypeError if it is wrapped already."""
+    """Wrap `loss` to emulate `storage` unless that is None."""
     if storage is None:
         return loss
-    if not isinstance(loss, nn.Variable):
-        variable_of(loss)  # raises if it is not a loss
-        raise TypeError(
-            f"storage={storage!r} emulates a format around a Variable, but loss is a {type(loss).__name__}; "
-            "leave storage out"
-        )
     return FormatEmulation(loss, storage, float_tail=float_tail, parameters=parameters)

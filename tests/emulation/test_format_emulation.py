@@ -218,9 +218,7 @@ def test_storage_is_emulated_where_it_is_asked_for() -> None:
     emulation = with_storage(variable, "bfloat16")
     assert isinstance(emulation, FormatEmulation)
     assert (emulation.variable, emulation.precisions.common.forward.name) == (variable, "bfloat16")
-    with pytest.raises(
-        TypeError, match="^storage='float16' emulates .* is a FormatEmulation; leave storage out$"
-    ):
+    with pytest.raises(TypeError, match="^storage emulates .* is a FormatEmulation: .* leave storage out$"):
         with_storage(emulation, "float16")
 
 
@@ -259,7 +257,7 @@ def test_unknown_formats_wrong_losses_and_half_contexts_are_refused() -> None:
     with pytest.raises(ValueError, match=r"storage.*float16"):
         FormatEmulation(variable, "float12")
     with pytest.raises(
-        TypeError, match=r"got AdaptiveLossScaling; .*AdaptiveLossScaling\(FormatEmulation\(loss\)\)$"
+        TypeError, match=r"a AdaptiveLossScaling: .*AdaptiveLossScaling\(FormatEmulation\(loss"
     ):
         FormatEmulation(AdaptiveLossScaling(variable))  # type: ignore[arg-type]
     with nn.context_scope(HALF):
