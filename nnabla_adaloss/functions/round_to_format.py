@@ -10,7 +10,7 @@ import nnabla as nn
 from ..core.formats import Format
 from ..core.precision import Precision, PrecisionLike, get_precision
 from ..core.validation import boolean
-from ..kernels.arrays import as_float32, is_half
+from ..kernels.arrays import FLOAT32, stored_dtype
 from .identity import Array, Gradients, IdentityFunction, check_array
 
 
@@ -91,9 +91,8 @@ class RoundToFormat(IdentityFunction):
         if source.zeroing:
             target.zero()
             return
-        readable = as_float32(source, target)
-        if is_half(readable):
-            self.kernels.unscale_add(readable, target, 1.0, accumulate=False)
-            readable = target
+        if stored_dtype(source) != FLOAT32:
+            self.kernels.scaled_float32(source, target, 1.0)
+            source = target
         fitted = self._precision.operands_only
-        self.kernels.round_to_format(readable, target, storage, fitted=fitted, random_key=random_key)
+        self.kernels.round_to_format(source, target, storage, fitted=fitted, random_key=random_key)
