@@ -56,6 +56,8 @@ class ScaleTracker:
         config: the configuration.
         found_inf: True if the last backward found an infinity or a NaN in a parameter's gradient; then skip
             the update and lower `scale`.
+        layer_scales: alpha of each layer in the last backward, by layer name.
+        accumulated_scales: the scale S on each layer's input gradient in the last backward, by layer name.
 
     Raises:
         TypeError: `config` is not an `AdaLossConfig`, or `scale` is not a number.
@@ -92,8 +94,8 @@ class ScaleTracker:
         self.new_point = count(UNSCALED_POINT + 1).__next__
         # S of the last backward pass, by point.
         self._scales: Dict[int, float] = {}
-        # Alpha and S * alpha of the last backward pass, by layer name.
-        self.applied: Dict[str, Tuple[float, float]] = {}
+        self.layer_scales: Dict[str, float] = {}
+        self.accumulated_scales: Dict[str, float] = {}
         # Functions by hash, held weakly, since a later graph may reuse the addresses of a deleted one.
         self.functions: WeakValueDictionary[int, ScaledFunction] = WeakValueDictionary()
 
@@ -106,16 +108,6 @@ class ScaleTracker:
     def scale(self, value: float) -> None:
         self._scale = positive_number("scale", value)
 
-    @property
-    def layer_scales(self) -> Dict[str, float]:
-        """Alpha of each layer in the last backward, by layer name."""
-        return {layer: alpha for layer, (alpha, _) in self.applied.items()}
-
-    @property
-    def accumulated_scales(self) -> Dict[str, float]:
-        """The scale S on each layer's input gradient in the last backward, by layer name."""
-        return {layer: scale for layer, (_, scale) in self.applied.items()}
-
     @cached_property
     def lognormal_ada_loss(self) -> AdaLoss:
         """State of casts whose gradient is assumed to be lognormally distributed."""
@@ -126,7 +118,7 @@ class ScaleTracker:
         """Start a backward pass at the loss and return S0."""
         self.iteration += 1
         self._scales = {UNSCALED_POINT: 1.0}
-        self.applied = {}
+        self.layer_scales, self.accumulated_scales = {}, {}
         self.found_inf = False
         return self.scale * self.config.init_scale
 

@@ -217,7 +217,8 @@ class GradientScaling(ScaledFunction):
             weight_max=w_max,
         )
         self.tracker.set_scale(self.point, scale * alpha)
-        self.tracker.applied[layer] = alpha, scale * alpha
+        self.tracker.layer_scales[layer] = alpha
+        self.tracker.accumulated_scales[layer] = scale * alpha
         return alpha
 
 
