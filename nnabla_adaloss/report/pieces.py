@@ -289,20 +289,19 @@ def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], *, w
     heads = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
     kinds = ["words"] * words + ["many"] * (len(head) > _FIT_A_PHONE)
     kind = f' class="{" ".join(kinds)}"' if kinds else ""
-    body = "".join(f"<tr>{_cells(row, head)}</tr>\n" for row in rows)
+    body = ""
+    for row in rows:
+        # On a phone the cells of a row stand one below the other, each with the head of its column.
+        first, *rest = (
+            f'data-head="{escape(name)}">{escape(cell)}' if cell else ">" for name, cell in zip(head, row)
+        )
+        cells = "".join(f"<td {cell}</td>" for cell in rest)
+        body += f'<tr><th scope="row" {first}</th>{cells}</tr>\n'
     return (
         f'<div class="wide" role="region" tabindex="0" aria-label="{escape(caption)}">\n<table{kind}>\n'
         f"<caption>{escape(caption)}</caption>\n<thead><tr>{heads}</tr></thead>\n<tbody>\n{body}</tbody>\n"
         "</table>\n</div>\n"
     )
-
-
-def _cells(row: Sequence[str], head: Sequence[str]) -> str:
-    # On a phone the cells of a row stand one below the other, each with the head of its column.
-    first, *rest = (
-        f'data-head="{escape(name)}">{escape(cell)}' if cell else ">" for name, cell in zip(head, row)
-    )
-    return f'<th scope="row" {first}</th>' + "".join(f"<td {cell}</td>" for cell in rest)
 
 
 def _line(name: str, picture: str) -> str:
