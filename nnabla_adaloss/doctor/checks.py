@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, Iterable, List, Tuple
 from ..cuda_libraries import cuda_version_of, find_cuda_libraries, find_extension_library
 from . import probes
 from .findings import Area, Finding, area_works, failure
-from .probes import Answer, call_isolated
+from .probes import call_isolated
 from .trials import blamed, findings_of, try_functions
 
 _TYPE_CONFIGS = ("float", "half")
@@ -28,15 +28,10 @@ def examine(*, gpu_functions: bool = False) -> List[Finding]:
         return [*cpu.result(), *gpu.result(), *mpi.result()]
 
 
-def _finding(area: Area, subject: str, answer: Answer) -> Finding:
-    """Describe the answer of a probe."""
-    value, error = answer
-    return failure(area, subject, error) if error else Finding(area, "works", subject, value)
-
-
 def _attempt(area: Area, subject: str, probe: Callable[..., str], *arguments: str) -> Finding:
     """Call a probe in a process of its own, and describe its answer."""
-    return _finding(area, subject, *call_isolated(probe, arguments))
+    ((value, error),) = call_isolated(probe, arguments)
+    return failure(area, subject, error) if error else Finding(area, "works", subject, value)
 
 
 def _examine_cpu() -> List[Finding]:
@@ -106,9 +101,9 @@ def _examine_cuda_libraries(cuda_version: str) -> Iterable[Finding]:
     if cuda_version == "110":
         cure = "install CUDA 11.0 and cuDNN 8 from NVIDIA (there are no wheels), or use cuda116"
     calls = [(soname, str(path or soname)) for soname, path in find_cuda_libraries(cuda_version).items()]
-    for (soname, _), answer in zip(calls, call_isolated(probes.loaded_from, *calls)):
-        finding = _finding("GPU", soname, answer)
-        yield finding._replace(cure=cure) if answer[1] else finding
+    for (soname, _), (file, error) in zip(calls, call_isolated(probes.loaded_from, *calls)):
+        works = Finding("GPU", "works", soname, file)
+        yield failure("GPU", soname, error)._replace(cure=cure) if error else works
 
 
 def _examine_rivals(area: Area, *prefixes: str) -> Iterable[Finding]:
