@@ -49,9 +49,8 @@ class DeviceTasks:
         )
 
     def argument(self, part: slice, per_block: int, max_blocks: int) -> Tuple[NDArray[Any], int]:
-        """Struct `Tasks` of adaloss.cu for a part of the tasks, in an array of one element that the next call
-        fills again, as a launch copies it; and its number of blocks.
-        """
+        """Struct `Tasks` of adaloss.cu for a part of the tasks, and its number of blocks."""
+        # In an array of one element that the next call fills again: a launch copies it.
         place, count = (part.start, part.stop), part.stop - part.start
         if place not in self._launches:
             new, sizes = np.zeros(1, layout("Tasks")), self._sizes[part]

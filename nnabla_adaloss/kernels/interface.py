@@ -33,9 +33,7 @@ class RoundingStatistics(NamedTuple):
 
 
 class ScaledCopies:
-    """Arrays to copy, targets, a factor for each, and `half`: True for each target that becomes float16 from
-    any source. Reusable in many passes.
-    """
+    """Arrays to copy in many passes, each with a target and a factor; `half`: targets that become float16."""
 
     def __init__(
         self, sources: Arrays, targets: Arrays, alphas: Sequence[float], half: Sequence[bool] = ()
@@ -48,9 +46,9 @@ class ScaledCopies:
 
 
 class UnscalingList:
-    """Gradients, each to be divided by its scale, in place or into its float32 master; no two share memory.
-    Reusable in many passes. `accumulate`: True for each that is added to its master, which is another array.
-    """
+    """Gradients to unscale in many passes, in place or into float32 masters; `accumulate`: added to these."""
+
+    # No two gradients share memory, and a master that one is added to is another array.
 
     def __init__(
         self,
