@@ -19,7 +19,7 @@ from .rounding_plan import Operand
 class Draws:
     """Number of streams of random bits used; those who share this never use the same stream."""
 
-    undone: ClassVar = ("count",)  # by a `savepoint`
+    undone: ClassVar = ("count",)  # restored from a `savepoint`
     count: int = 0
 
 

@@ -97,7 +97,7 @@ class AdaptiveLossScaling:
         ['b/affine']
     """
 
-    undone = "iteration", "components", "trained_on_infinite_loss"  # by a `savepoint`
+    undone = "iteration", "components", "trained_on_infinite_loss"  # restored from a `savepoint`
 
     def __init__(
         self,

@@ -40,7 +40,7 @@ class Topology(NamedTuple):
 class GraphCache:
     """Prepares the graph of one loss, and prepares it again when it has changed."""
 
-    undone = "_last", "_is_adopted", "_others", "_saved"  # by a `savepoint`
+    undone = "_last", "_is_adopted", "_others", "_saved"  # restored from a `savepoint`
 
     def __init__(
         self,
@@ -232,7 +232,7 @@ class GraphCache:
         measurements = measurements_by(self._kernels, rows) if last is None else last.measurements
         request = self._request(plan)
         statistics = LatestStatistics(graph, plan, measurements, self.pool, self._storage, request)
-        statistics.load(LatestStatistics.loaded(plan.measured, topology.statistics), weights)
+        statistics.load(LatestStatistics.read_state(plan.measured, topology.statistics), weights)
         return PreparedGraph(
             graph=graph,
             plan=plan,

@@ -37,7 +37,7 @@ class StatisticsRequest(NamedTuple):
 class LatestStatistics:
     """Statistics of gradients, divided by scale and loss weight, and of data, for the next choice."""
 
-    undone = "_latest", "_iteration"  # by a `savepoint`
+    undone = "_latest", "_iteration"  # restored from a `savepoint`
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ class LatestStatistics:
         return gradients, results
 
     def state(self, positions: Sequence[int]) -> List[Any]:
-        """Export rows for `loaded`: index in `positions`, statistics of the gradient if used, of data."""
+        """Export rows for `read_state`: index in `positions`, statistics of a used gradient, and of data."""
         # Older states lack the wiring: their graph may have numbered variables otherwise, in the same order.
         rows = []
         for index, position in enumerate(positions):
@@ -178,7 +178,7 @@ class LatestStatistics:
         return rows
 
     @staticmethod
-    def loaded(positions: Sequence[int], state: Sequence[Any]) -> Dict[int, ArrayStatistics]:
+    def read_state(positions: Sequence[int], state: Sequence[Any]) -> Dict[int, ArrayStatistics]:
         """Read statistics from rows of a `state`: a gradient's by its position, data's by `~position`."""
         return {
             key: ArrayStatistics.from_list(values)
@@ -220,7 +220,7 @@ class LatestStatistics:
     def adopt(self, messages: Sequence[Mapping[str, Sequence[float]]]) -> None:
         """Adopt the statistics in the `message`s of all ranks, in order, combined as if arrays were one."""
         self._latest, self._new = {**self._latest}, frozenset()
-        # Weights are equal on all ranks. Each rank takes the last message that has one: so are statistics.
+        # Weights are equal on all ranks; so are statistics, as each rank takes the last message with one.
         for name, row in (item for message in messages for item in message.items()):
             if name.startswith(_WEIGHT):
                 self._latest[name[len(_WEIGHT) :]] = ArrayStatistics._make(row)

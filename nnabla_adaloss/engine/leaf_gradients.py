@@ -218,7 +218,7 @@ class WrittenLeaves:
         return result
 
     def amax_of_components(self, largest: Sequence[float], leaves: FrozenSet[int]) -> Dict[int, float]:
-        """Largest finite amax of contributions to these leaves, by component; `largest`: that of each."""
+        """Largest finite amax of contributions to these leaves, by component; `largest`: amax of each one."""
         if leaves not in self._places:
             self._places[leaves] = [
                 (component_of_contribution(one.node, one.leaf, self.components.of), place)

@@ -24,7 +24,7 @@ from .prepared_graph import PreparedGraph
 class MethodAlphas:
     """Calls the method of a configuration for layers."""
 
-    undone = "_histories", "_arrays"  # by a `savepoint`
+    undone = "_histories", "_arrays"  # restored from a `savepoint`
 
     def __init__(self, config: AdaLossConfig) -> None:
         self._config, self._needs = config, config.method.needs

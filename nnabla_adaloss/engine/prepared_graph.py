@@ -31,7 +31,7 @@ from .slices import Slice, empty_slices, slices_of
 class PreparedGraph:
     """Graph with its components and the schedules in use."""
 
-    undone: ClassVar = ("schedules",)  # by a `savepoint`
+    undone: ClassVar = ("schedules",)  # restored from a `savepoint`
     graph: Graph
     plan: GraphPlan
     config: AdaLossConfig

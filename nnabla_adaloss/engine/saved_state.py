@@ -113,7 +113,7 @@ def load_state(state: Saved, prepared: PreparedGraph, memory: Memory, alphas: Me
 
 def read_topology(saved: Saved, prepared: PreparedGraph) -> Tuple[Dict[int, ArrayStatistics], ScheduleCache]:
     """Read statistics and schedules for the plan of `prepared`, unchanged; raise if `saved` is damaged."""
-    statistics = LatestStatistics.loaded(prepared.plan.measured, saved["statistics"])
+    statistics = LatestStatistics.read_state(prepared.plan.measured, saved["statistics"])
     # A scale that is not S0 times a power of two is damaged, unless the config has power_of_two=False.
     power_of_two = prepared.config.power_of_two
     schedules = prepared.schedules.with_state(saved["schedule"], prepared.schedule, power_of_two=power_of_two)

@@ -22,7 +22,7 @@ _S0, _BAD = "S0", "bad"
 class GlobalScale:
     """S0 and its counters; without a policy of measured scales, S0 is searched for."""
 
-    undone = "state", "last_good"  # by a `savepoint`
+    undone = "state", "last_good"  # restored from a `savepoint`
 
     def __init__(self, scale: float, policy: ScalePolicy, history: Optional[HistoryPolicy]) -> None:
         self.policy = policy  # its `min_scale` limits measured scales, too

@@ -43,7 +43,7 @@ _HOPELESS = 25
 class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
     """Trains on the batches of a loss, with the arguments of an updater as attributes."""
 
-    undone = ("iteration",)  # by a `savepoint`
+    undone = ("iteration",)  # restored from a `savepoint`
     drop_overflow_update: Any = True  # an argument of `FixedLossScalingUpdater`
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:

@@ -177,7 +177,7 @@ def test_a_loaded_state_replaces_all_measurements_of_its_iteration() -> None:
     source.measure([(position, 4.0)], [])
     finish(source)
     source.begin(1, rerun=False)
-    source.load(LatestStatistics.loaded(arrays.positions, state), {})
+    source.load(LatestStatistics.read_state(arrays.positions, state), {})
     assert known(source, position) == (statistics_of(np.array([0.25])), None)
 
 
