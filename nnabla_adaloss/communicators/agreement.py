@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import zlib
 from collections import defaultdict
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Dict, Hashable, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
@@ -38,8 +37,7 @@ class Call(NamedTuple):
         return f"{self.operation}({', '.join(arguments)})"
 
 
-@dataclass(frozen=True)
-class ProcessGroup:
+class ProcessGroup(NamedTuple):
     """Ranks of a job, in the order of their numbers in the group, and the communicator between them."""
 
     ranks: Tuple[int, ...]

@@ -298,6 +298,5 @@ def _unscaled(gradient: Gradient, scale: float, *, in_place: bool = False) -> Gr
 def _holds_its_quotient(gradient: Gradient) -> bool:
     """True if the gradient's array can hold the quotient."""
     if isinstance(gradient, np.ndarray):
-        wide_enough = gradient.dtype == np.result_type(gradient.dtype, np.float32)
-        return wide_enough and gradient.flags.writeable
+        return gradient.flags.writeable and np.can_cast(np.float32, gradient.dtype)
     return isinstance(gradient, (nn.NdArray, nn.Variable))
