@@ -149,9 +149,12 @@ class AdaLossConfig:
     @property
     def unused_by_method(self) -> AbstractSet[str]:
         """Names of all settings that the method does not use, changed or not: recordings leave them out."""
+        used = parameter_names(self.method)
+        if "config" in used:
+            return frozenset()  # a user's function, which may read any setting
         parameters = {name for method in METHODS.values() for name in parameter_names(method)}
         published = _OF_PUBLISHED_METHODS if isinstance(self.method, AmaxHistory) else ()
-        return {*parameters.difference(parameter_names(self.method)), *published}
+        return {*parameters.difference(used), *published}
 
     def for_network(self) -> AdaLossConfig:
         """Configuration for the gradients of a network: with `loss_scale_method` filled in."""

@@ -37,14 +37,15 @@ def fields_of(value: Any) -> Dict[str, SettingValue]:
 def plain(value: Any) -> Any:
     """Convert a setting to the number, string, list or dict that a JSON file would return for it."""
     if dataclasses.is_dataclass(type(value)):
-        parameters = {name: plain(parameter) for name, parameter in dataclasses.asdict(value).items()}
-        return {"type": _name(type(value)), **parameters}
+        return {"type": _name(type(value)), **as_plain(fields_of(value))}
     if callable(value) or isinstance(value, Method):
         # A function has a name of its own; a functools.partial, or another object, only its class has.
         return _name(value if hasattr(value, "__qualname__") else type(value))
     if isinstance(value, np.generic):
         return value.item()
-    return list(value) if isinstance(value, tuple) else value
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    return [*map(plain, value)] if isinstance(value, (list, tuple)) else value
 
 
 def as_plain(settings: Mapping[str, SettingValue]) -> Dict[str, Any]:

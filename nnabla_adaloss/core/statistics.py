@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, Optional, Sequence
+from typing import Any, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,8 @@ class ArrayStatistics(NamedTuple):
 
     Attributes:
         count: number of elements, non-finite ones included.
-        sum: sum of the finite elements (float64).
-        sum_of_squares: sum of the squares of the finite elements (float64).
+        sum: sum of the finite elements (float64); infinite if it overflows, 0.0 if parts do with both signs.
+        sum_of_squares: sum of the squares of the finite elements (float64), infinite if it overflows.
         abs_max: largest finite magnitude; 0.0 when there is none.
         abs_min: smallest non-zero finite magnitude; 0.0 when there is none.
         zeros: number of elements equal to zero, -0.0 included.
@@ -96,13 +96,22 @@ def combine(parts: Sequence[ArrayStatistics]) -> Optional[ArrayStatistics]:
         return None
     return ArrayStatistics(
         count=sum(p.count for p in parts),
-        sum=math.fsum(p.sum for p in parts),
-        sum_of_squares=math.fsum(p.sum_of_squares for p in parts),
+        sum=_sum([p.sum for p in parts]),
+        sum_of_squares=_sum([p.sum_of_squares for p in parts]),
         abs_max=max(p.abs_max for p in parts),
         abs_min=min((p.abs_min for p in parts if p.abs_min > 0.0), default=0.0),
         zeros=sum(p.zeros for p in parts),
         nonfinite=sum(p.nonfinite for p in parts),
     )
+
+
+def _sum(values: List[float]) -> float:
+    """Exact sum, rounded once; if it overflows, as `ArrayStatistics.sum`."""
+    try:
+        return math.fsum(values)
+    except (OverflowError, ValueError):  # numbers near the end of float64, and infinities
+        total = sum(values)
+        return 0.0 if math.isnan(total) else total
 
 
 def statistics_of(x: NDArray[Any]) -> ArrayStatistics:
@@ -113,12 +122,12 @@ def statistics_of(x: NDArray[Any]) -> ArrayStatistics:
     finite = values if is_finite.all() else values[is_finite]
     magnitudes = np.abs(finite)
     nonzero = magnitudes[magnitudes > 0]
-    # Sums of float64 inputs may overflow to infinity, which is a valid result.
-    with np.errstate(over="ignore"):
+    # Sums of float64 inputs may overflow to infinity, and parts of one sum to infinities of both signs.
+    with np.errstate(over="ignore", invalid="ignore"):
         total, total_of_squares = float(finite.sum()), float(np.dot(finite, finite))
     return ArrayStatistics(
         count=values.size,
-        sum=total,
+        sum=0.0 if math.isnan(total) else total,
         sum_of_squares=total_of_squares,
         abs_max=float(nonzero.max()) if nonzero.size else 0.0,
         abs_min=float(nonzero.min()) if nonzero.size else 0.0,

@@ -144,7 +144,7 @@ def strings(name: str, value: Iterable[str], what: str) -> Tuple[str, ...]:
 
 
 def path_name(name: str, value: Union[str, os.PathLike[str]]) -> str:
-    """Convert a path to a string; TypeError for anything else."""
+    """Convert a path, which may be of bytes, to a string; TypeError for anything else."""
     try:
         return os.fsdecode(value)
     except TypeError:

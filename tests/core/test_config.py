@@ -37,6 +37,13 @@ def test_selection_from_include_and_exclude() -> None:
     assert AdaLossConfig().selection.selects("any/thing")
 
 
+def test_settings_that_a_method_reads_are_used() -> None:
+    assert AdaLossConfig("fixed").unused_by_method.isdisjoint({"fixed_loss_scale", "scale_upper_bound"})
+    assert {"n_uf_threshold", "scale_upper_bound"} <= AdaLossConfig("amax_history").unused_by_method
+    # A function may read any setting.
+    assert not AdaLossConfig(lambda g, W, *, config, fan_in: config.fixed_loss_scale).unused_by_method
+
+
 POSITIVE = ("fixed_loss_scale", "init_scale", "u_min", "u_max", "scale_upper_bound", "accum_upper_bound")
 
 

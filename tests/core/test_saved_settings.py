@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import field, make_dataclass
 from typing import Any, Dict, List, Tuple
 
@@ -45,6 +46,16 @@ def test_settings_are_read_as_they_were_saved() -> None:
     assert values["policy"] == {"type": "a:Policy", "margin": 2.0, "window": 64}
     assert type(values["factor"]) is float
     assert with_known_names(values, own, chosen) == (values, [])
+
+
+def test_parameters_at_every_depth_are_as_json_returns_them() -> None:
+    fields = [("policy", Any), ("steps", Any, ((1, np.float32(2.0)),)), ("names", Any, ())]
+    method = make_dataclass("Method", fields, frozen=True, namespace={"__module__": "a"})
+    (value,) = as_plain({"method": SettingValue(method(OLD(), names={1: (OLD(2.0),)}))}).values()
+    policy = {"type": "a:Policy", "margin": 4.0, "window": 64}
+    expected = {"type": "a:Method", "policy": policy, "steps": [[1, 2.0]]}
+    assert value == {**expected, "names": {"1": [{**policy, "margin": 2.0}]}}
+    assert json.loads(json.dumps(value)) == value
 
 
 def test_settings_of_one_version_must_be_at_their_default_at_every_level() -> None:

@@ -50,6 +50,21 @@ def test_numpys_seterr_raise_does_not_disturb() -> None:
         assert statistics_of(np.full(2, 1.7e308))[1:3] == (math.inf, math.inf)
 
 
+@pytest.mark.parametrize(
+    ("values", "total"),
+    [([1.7e308] * 2, math.inf), ([-1.7e308] * 2, -math.inf), ([1.7e308, -1.7e308] * 8, 0.0)],
+)
+def test_sums_beyond_float64_are_infinite(values: List[float], total: float) -> None:
+    with np.errstate(all="raise"):
+        whole = statistics_of(np.array(sorted(values)))
+    by_sign = [statistics_of(np.array(values[start::2])) for start in (0, 1)]
+    parts = [statistics_of(np.array(value)) for value in values]
+    for found in (whole, combine(by_sign), combine(parts)):
+        assert found is not None
+        assert (found.sum, found.sum_of_squares, found.std) == (total, math.inf, math.inf)
+        assert ArrayStatistics.from_list(list(found)) == found
+
+
 finite32 = arrays(np.float32, st.integers(0, 20), elements=st.floats(-1e4, 1e4, width=32))
 
 

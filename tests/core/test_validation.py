@@ -43,7 +43,7 @@ def test_valid_arguments_are_returned() -> None:
     assert instance("x", PATH, Path) is instance_or_none("x", PATH, Path) is PATH
     assert instance_or_none("x", None, Path) is None
     assert strings("x", ["a", "b"], "names") == ("a", "b")
-    assert [path_name("x", value) for value in ("a", Path("a"))] == ["a", "a"]
+    assert [path_name("x", value) for value in ("a", b"a", Path("a"))] == ["a"] * 3
     assert array_of_numbers("x", ARRAY) is scalar(ARRAY) is ARRAY
     assert type(scalar(np.array(2.0))) is float
 

@@ -62,17 +62,18 @@ class LognormalRange(ApproxRange):
 
     def scale(self, g: Any, W: Any, *, range: Range, fan_in: float) -> float:
         """Compute the scale from the logarithms of the elements."""
+        magnitudes = np.abs(np.asarray(g))
+        finite = magnitudes[np.isfinite(magnitudes)]
         # float32 moments, as published; float64 elements beyond float32 become its largest number.
-        magnitudes = np.minimum(np.abs(np.asarray(g)), FLOAT32.max).astype(np.float32)
-        nonzero = magnitudes[magnitudes > 0]
-        logarithms = np.log(nonzero)
+        in_float32 = np.minimum(finite, FLOAT32.max).astype(np.float32)
+        logarithms = np.log(in_float32[in_float32 > 0])
         deviation = float(logarithms.std()) if logarithms.size else 0.0
         if deviation == 0.0:
             return 1.0  # equal magnitudes, or zeros alone, follow no such distribution
         # A share p of the logarithms lies below this point, which the scale brings to u_min.
         lowest = float(logarithms.mean()) + deviation * NormalDist().inv_cdf(self.n_uf_threshold)
         exponent = math.log(range.u_min) - lowest
-        limit = range.u_max / float(np.abs(np.asarray(g, np.float64)).max())
+        limit = range.u_max / float(finite.max())
         # `exp` raises beyond 709, where scales are far above `limit`. Only overflow may need a scale below 1.
         return clamp_scale(min(max(math.exp(min(exponent, 709.0)), 1.0), limit))
 

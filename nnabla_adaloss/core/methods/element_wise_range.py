@@ -73,7 +73,7 @@ class ElementWiseRange(Method):
 
 
 def _pairs(g: NDArray[Any], W: Optional[NDArray[Any]]) -> List[Tuple[Magnitudes, Magnitudes]]:
-    """Sorted nonzero magnitudes of gradient and weight, a pair for each common channel that has both."""
+    """Sorted nonzero finite magnitudes of gradient and weight, a pair per common channel that has both."""
     if W is None:
         magnitudes = _sorted_nonzero(g)
         return [(magnitudes, np.ones(1))] if magnitudes.size else []
@@ -88,7 +88,7 @@ def _pairs(g: NDArray[Any], W: Optional[NDArray[Any]]) -> List[Tuple[Magnitudes,
 
 def _sorted_nonzero(x: NDArray[Any]) -> Magnitudes:
     magnitudes = np.abs(x.astype(np.float64)).ravel()
-    return np.sort(magnitudes[magnitudes > 0])
+    return np.sort(magnitudes[(magnitudes > 0) & np.isfinite(magnitudes)])
 
 
 def _product_at(

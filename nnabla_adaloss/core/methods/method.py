@@ -75,7 +75,8 @@ class Method(ABC):
     def scale(self, g: Any, W: Any, *, range: Range, fan_in: float) -> float:
         """Compute the scale for a layer's input gradient; positive and finite, before bounds and rounding.
 
-        Called for finite arrays only; its result is limited so that it cannot overflow.
+        Called for finite arrays only; methods of this package leave out infinities and NaNs, as
+        `ArrayStatistics` does. Its result is limited so that it cannot overflow.
 
         Args:
             g: the gradient of the layer's output, with its scale S, according to `needs`: `ArrayStatistics`,

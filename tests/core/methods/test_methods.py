@@ -127,6 +127,15 @@ def test_the_limit_is_reached_when_all_products_are_the_largest() -> None:
     assert overflow_limit(g, None, 3.0, 600.0) == 300.0
 
 
+@pytest.mark.parametrize("method", [LognormalRange(), ElementWiseRange(), ElementWiseRange(0.5)])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_infinities_and_nans_do_not_count(method: Method, dtype: Any) -> None:
+    g = np.array([[1e-5, -2e-3], [0.0, 3e-4]], dtype)
+    with_others = np.concatenate([g, [[np.inf, -np.inf], [np.nan, np.inf]]]).astype(dtype)
+    of = partial(method.scale, W=None, range=Range(1e-2, 65504.0), fan_in=1.0)
+    assert of(with_others) == of(g) > 1.0
+
+
 @pytest.mark.parametrize("zero", [np.zeros(3), np.zeros(0)])
 def test_no_limit_for_zeros(zero: np.ndarray) -> None:
     ones = statistics_of(np.ones(3))
