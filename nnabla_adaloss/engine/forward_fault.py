@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import nnabla as nn
 import numpy as np
@@ -46,6 +46,8 @@ def find_fault(loss: LossLike, prepared: PreparedGraph, rewind: Callable[[], Non
     state = {graph.keys[position] for position in plan.state_leaves}
     # Finite state that the running function reads: nonfinite numbers there afterwards are written by it.
     finite_state: List[nn.Variable] = []
+    # Leaves in fp32: while the graph runs, rounded copies replace some.
+    leaves = {graph.keys[position]: v.data for position, v in graph.leaves.items()}
     fault, run = "", 0  # run: number of functions that have run
 
     def before(f: Any) -> None:
@@ -55,7 +57,7 @@ def find_fault(loss: LossLike, prepared: PreparedGraph, rewind: Callable[[], Non
     def after(f: Any) -> None:
         nonlocal fault, run
         if run >= first and not fault:
-            description = _fault(f, prepared, finite_state)
+            description = _fault(f, prepared, finite_state, leaves)
             if description:
                 label, kind = plan.labels[graph.numbers[hash(f)]], type_name_of(f.info.type_name)
                 fault = f"{label} ({kind}) {description}"
@@ -86,15 +88,23 @@ def _first_nonfinite(loss: LossLike, prepared: PreparedGraph) -> Optional[int]:
     return next((index for index, bad in enumerate(nonfinite) if bad), None)
 
 
-def _fault(f: Any, prepared: PreparedGraph, finite_state: Sequence[nn.Variable]) -> str:
+def _fault(
+    f: Any, prepared: PreparedGraph, finite_state: Sequence[nn.Variable], leaves: Dict[int, nn.NdArray]
+) -> str:
     """Describe the first nonfinite array of a function that has run; `finite_state` was finite before it."""
     plan, kernels, storage = prepared.plan, prepared.kernels, prepared.storage
     for v in f.inputs:
         # Inputs with a parent are outputs of functions that were examined before.
         if v.parent is None and v not in finite_state and (bad := _count_nonfinite(v, kernels)):
-            return f"reads {_name_of(v, plan)} that holds {_in_words(bad)}{_where(v)}"
+            beyond = _beyond(v, leaves[hash(v)], prepared)
+            return f"reads {_name_of(v, plan)} that {beyond or f'holds {_in_words(bad)}'}{_where(v)}"
     for v in f.outputs:
         if bad := _count_nonfinite(v, kernels):
+            for w in f.inputs:
+                # An output in fp32, as in the float tail, is rounded when it is read.
+                if w.parent is not None and (beyond := _beyond(w, w.data, prepared)):
+                    label = plan.labels[prepared.graph.numbers[hash(w.parent)]]
+                    return f"reads the output of {label} that {beyond}"
             rounded, stored = storage.data.get(hash(v)), storage.data_format(hash(v), v.size)
             if rounded is not None and stored is not None and rounded.overflowed:
                 numbers = "1 number" if rounded.overflowed == 1 else f"{rounded.overflowed} numbers"
@@ -105,6 +115,16 @@ def _fault(f: Any, prepared: PreparedGraph, finite_state: Sequence[nn.Variable])
         if bad := _count_nonfinite(v, kernels):
             return f"writes {_in_words(bad)} to {_name_of(v, plan)} from finite inputs{_where(v)}"
     return ""
+
+
+def _beyond(v: nn.Variable, exact: nn.NdArray, prepared: PreparedGraph) -> str:
+    """Describe the largest number of a finite array, `exact`, of which storage makes infinities; else ""."""
+    rounded, stored = prepared.storage.data.get(hash(v)), prepared.storage.data_format(hash(v), v.size)
+    if rounded is None or stored is None or not rounded.overflowed or not is_readable(exact):
+        return ""
+    seen = prepared.kernels.statistics(exact)
+    text = f"reaches {seen.abs_max:g}, beyond {stored.name}, which ends at {stored.max:g}"
+    return text if seen.finite else ""
 
 
 def _name_of(v: nn.Variable, plan: GraphPlan) -> str:

@@ -79,6 +79,25 @@ def test_activations_beyond_the_storage_format() -> None:
     assert fault_of(F.sum(x**2 * 0.1)) == ""
 
 
+def test_a_parameter_beyond_the_storage_format() -> None:
+    loss = network()
+    nn.get_parameters()["hidden/affine/W"].d = 1e6
+    what = "reads the parameter hidden/affine/W that reaches 1e+06, beyond float16, which ends at 65504"
+    assert fault_of(loss, "float16") == f"hidden/affine (Affine) {what}, the first at [0, 0]"
+    nn.get_parameters()["hidden/affine/W"].d[1, 2] = np.nan
+    assert "the parameter hidden/affine/W that holds 12 infinities or NaNs" in fault_of(loss, "float16")
+
+
+@pytest.mark.parametrize("read", [F.relu, F.identity, F.dropout, lambda h: F.concatenate(h, h)])
+def test_numbers_of_the_float_tail_beyond_the_format_of_their_reader(read: Any) -> None:
+    """The constant 1e5 makes its function compute in float; the reader stores half."""
+    x = nn.Variable.from_numpy_array(ONES, need_grad=True)
+    emulation = FormatEmulation(F.sum(read(x * 1e5) / 1e5), "float16", float_tail=True)
+    fault = AdaptiveLossScaling(emulation).find_fault()
+    what = "reads the output of MulScalar that reaches 100000, beyond float16, which ends at 65504"
+    assert fault.partition(") ")[2] == what
+
+
 def test_statistics_that_a_function_has_spoilt_itself_are_not_read_by_it() -> None:
     """Three values of 3e38 have no mean in float32."""
     x = nn.Variable.from_numpy_array(np.full((3, 2), 3e38, np.float32), need_grad=True)
