@@ -22,7 +22,8 @@ Cells = Sequence[str]
 _wrapped = partial(textwrap.wrap, width=110, break_on_hyphens=False, break_long_words=False)
 _SHARES = "Shares and errors, layer by layer"
 _NOT_JUDGED = (
-    "Not judged, as numbers do not show them: learning rates, labels, initial weights, architecture, signs."
+    "Not judged, as numbers do not show them: learning rates beyond a solver's first steps, labels, initial "
+    "weights, architecture, signs, a loss term far smaller than another in the same layers."
 )
 
 
@@ -152,7 +153,7 @@ def _tables(network: NetworkNumbers, verdict: Verdict) -> Iterator[Tuple[str, Ce
     head = [f"{what}, {way}" for what in ("lost", "error") for way in ways]
     yield _SHARES, ("layer", *head, "right scale"), rows, False
     meanings = [
-        ("yes, no", "whether every layer is trained this way; the largest error of a layer's gradient"),
+        ("yes, no", "all layers train this way, and no fault above stops it; the largest error of gradients"),
         ("lost", "elements of a layer's gradients that are 0 as stored but not in fp32"),
         ("error", "of the weight gradient, relative to fp32; inf: the share that overflows"),
         ("none", "without scaling"),

@@ -54,7 +54,8 @@ class Subject:
         if updater is not None and not (hasattr(updater, "loss") and hasattr(updater, "data_feeder")):
             raise TypeError(
                 "loss_or_updater must be a loss Variable, a wrapper of one, or an updater with .loss and "
-                f".data_feeder, got {type(source).__name__}"
+                f".data_feeder, got {type(source).__name__}; of a loop with a GradScaler, give an "
+                "AdaptiveLossScalingUpdater with its solver, loss, data_feeder and storage"
             )
         if feeder is None:
             feeder = getattr(updater, "data_feeder", None) or keep_data

@@ -1224,6 +1224,7 @@ def test_numpy_raises_nothing_that_is_told_as_a_cause() -> None:
     ("call", "error", "message"),
     [
         (lambda loss: diagnose(3), TypeError, "loss_or_updater must be a loss Variable.*got int"),
+        (lambda loss: diagnose(3), TypeError, "with a GradScaler, give an AdaptiveLossScalingUpdater"),
         (lambda loss: diagnose(loss, data_feeder=3), TypeError, "feeder must be callable"),
         (lambda loss: diagnose(loss, feeder=print, data_feeder=print), TypeError, "feeder and data_feeder"),
         (lambda loss: diagnose(loss, batches=0), ValueError, "batches=0 must be 1 or more"),

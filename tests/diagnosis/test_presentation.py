@@ -49,7 +49,7 @@ def test_text_fits_a_terminal_and_names_every_layer() -> None:
     diagnosis = diagnosis_of("vanishing")
     lines = str(diagnosis).splitlines()
     assert max(map(len, lines)) <= 130
-    assert lines[-1].startswith("Not judged, as numbers do not show them: learning rates, labels")
+    assert lines[-2].startswith("Not judged, as numbers do not show them: learning rates beyond")
     for layer in diagnosis.numbers.layers:
         assert sum(line.startswith(layer.name + " ") for line in lines) == 2
 
