@@ -1321,6 +1321,12 @@ def test_outputs_that_nobody_reads(name: str) -> None:
     assert (verdict.needs, verdict.causes) == (Way.NONE, [])
 
 
+def test_steps_inside_a_fused_recurrence_are_not_judged() -> None:
+    x = nn.Variable.from_numpy_array(np.ones((8, 3)))
+    (note,) = diagnose(F.mean(F.exp(unused_states(x)))).numbers.notes[1:]
+    assert str(note) == "Numbers between the steps of lstm stay in fp32 here: they are not judged."
+
+
 @pytest.mark.parametrize("weight", [1e6, 1e-13, 1e-30])
 def test_the_loss_is_judged_as_the_updater_computes_it(weight: float) -> None:
     """In float: no loss weight is too small or too large for float16."""
