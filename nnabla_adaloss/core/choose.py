@@ -82,7 +82,7 @@ class ScaleLimits(NamedTuple):
         return self.loss_weights[edge.predecessor] * (1.0 if unit_amax is None else unit_amax)
 
     def first_scale(self, index: int, unweighted: float, predecessor_scale: float, span: float) -> float:
-        """Scale of an unlimited component; `unweighted`: for a loss weight of 1; `span`: as in `Start`."""
+        """Scale of a component without limit; `unweighted`: for a loss weight of 1; `span`: as in `Start`."""
         # The root is chosen although its loss weight may be 0, as with a loss gradient of zeros.
         scale = unweighted / (self.loss_weights[index] or 1.0)
         if index in self.underflowed:
@@ -299,7 +299,8 @@ def _keep_weights_in_range(
     edges: Sequence[Edge], scales: List[float], bounds: Mapping[int, AlphaBounds], reasons: Dict[str, Reason]
 ) -> None:
     """Lower the scales after layers until no alpha exceeds its highest, where alpha * W would overflow."""
-    # A lowered scale may be the one before other layers; scales only decrease, so the loop terminates.
+    # A lowered scale may be the one before other layers. `highest` is at least 1 (see `AlphaBounds`): along a
+    # cycle of layers no scale lowers itself further, so the loop terminates.
     lowered = True
     while lowered:
         lowered = False
@@ -312,9 +313,9 @@ def _keep_weights_in_range(
 
 def _keep_bits_of_weights(edges: Sequence[Edge], scales: List[float], limits: ScaleLimits) -> None:
     """Lower scales before layers until the copies alpha * W keep their bits, but not below the floors, where
-    gradients begin to lose theirs. Below a floor, preserve only a few bits of a copy that has none otherwise.
+    gradients begin to lose theirs; a scale falls below its floor only to save a few bits of a copy from 0.
     """
-    # From the end of backward: lower scales may require lower predecessors; they only decrease, so it ends.
+    # From the end of backward: lower scales may require lower predecessors. `lowest` ends these steps.
     lowered = True
     while lowered:
         lowered = False

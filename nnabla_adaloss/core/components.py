@@ -138,8 +138,8 @@ def merge_components(
             groups += [[output, ("output of", one.weight)], [scaled, ("input of", one.weight)]]
             if one.weight not in swappable:
                 groups.append([output, scaled])  # without a scaled copy alpha is 1
-        # Without hooks, contributions to a leaf are summed, all at one scale, and then unscaled. But those of
-        # functions that separate components are few: hooks around these unscale them alone.
+        # Without hooks, contributions to a leaf are summed, at one scale, and then unscaled. Only functions
+        # that separate components are so few that hooks around them may unscale what they contribute.
         for leaf in () if node.separates else node.leaves:
             contribution = component_of_contribution(node, leaf, components.of)
             groups.append([contribution, ("leaf", shared_gradients.get(leaf, leaf))])

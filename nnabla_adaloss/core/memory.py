@@ -100,7 +100,7 @@ class Memory(NamedTuple):
         """Load a `state_dict`; KeyError, TypeError, AttributeError or ValueError if it is damaged."""
         windows = {str(name): AmaxWindow.from_list(values) for name, values in state["windows"].items()}
         partial = {str(n): nonnegative_number("partial", value) for n, value in state["partial"].items()}
-        # Older states have no lost batches.
+        # States of versions that did not remember lost batches lack "lost".
         lost = {
             str(name): LostAmax(
                 nonnegative_number("lost", unit_amax),
@@ -319,7 +319,9 @@ class Observations(NamedTuple):
         return {name: 0.0 for name in self.now if name not in self.memory.windows}
 
     def message(self) -> Dict[str, Sequence[float]]:
-        """Message to other ranks: amaxes, and a flag, 1 if they complete an entry of the windows."""
+        """Message for `after_exchange` on all ranks: by key, a row of numbers, which is only one here."""
+        # It is sent with the gradients: if a rank's are not finite, all ranks then lose their batches, and no
+        # pass will replace provisional amaxes.
         lost = _larger(self.lost_now, self.provisional)
         return {
             _COMPLETES_ENTRY: [float(self.completes_entry)],
@@ -328,7 +330,7 @@ class Observations(NamedTuple):
         }
 
     def after_exchange(self, messages: Sequence[Mapping[str, Sequence[float]]]) -> Observations:
-        """Replace this rank's amaxes by the largest in the `message`s of all ranks."""
+        """Replace this rank's amaxes by the largest in the `message`s of all ranks, its own included."""
         after = self._with_lost(_largest(_LOST, messages))
         return after._replace(
             completes_entry=any(message[_COMPLETES_ENTRY][0] for message in messages),

@@ -41,11 +41,11 @@ def plain(value: Any) -> Any:
     if callable(value) or isinstance(value, Method):
         # A function has a name of its own; a functools.partial, or another object, only its class has.
         return _name(value if hasattr(value, "__qualname__") else type(value))
-    if isinstance(value, np.generic):
-        return value.item()
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
-    return [*map(plain, value)] if isinstance(value, (list, tuple)) else value
+    if isinstance(value, (list, tuple)):
+        return [*map(plain, value)]
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def as_plain(settings: Mapping[str, SettingValue]) -> Dict[str, Any]:

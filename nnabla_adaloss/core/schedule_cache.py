@@ -97,16 +97,16 @@ class ScheduleCache:
         return not self.by_layer and given_scale is not None
 
     def state_dict(self) -> Dict[str, Any]:
-        """Schedules and their age, as plain numbers and lists."""
+        """Schedules and their age, as plain numbers and lists; some keys are words of earlier versions."""
         chosen = [
             {
-                "iteration": chosen_in,
-                "weights": list(weights),
-                "scales": list(one.component_scales),
-                "fixed_scale": one.given_scale,
-                "joined": one.is_merged,
+                "iteration": iteration,
+                "weights": list(loss_weights),
+                "scales": list(schedule.component_scales),
+                "fixed_scale": schedule.given_scale,
+                "joined": schedule.is_merged,
             }
-            for weights, (chosen_in, one) in self.entries.items()
+            for loss_weights, (iteration, schedule) in self.entries.items()
         ]
         return {"since": self.cycle_start, "chosen": chosen}
 
@@ -115,7 +115,6 @@ class ScheduleCache:
     ) -> ScheduleCache:
         """Restore a `state_dict`, or raise if it is damaged; `make` makes schedules from the saved fields."""
         entries: Dict[Tuple[float, ...], CacheEntry] = {}
-        # In the file, "weights" are loss weights, "joined" is merged, and "since" the start of the cycle.
         for saved in state["chosen"]:
             loss_weights = tuple([number("weight", weight) for weight in saved["weights"]])
             given_scale = None if saved["fixed_scale"] is None else _scale("scale", saved["fixed_scale"])

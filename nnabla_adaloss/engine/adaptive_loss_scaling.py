@@ -125,17 +125,18 @@ class AdaptiveLossScaling:
         emulation = loss if isinstance(loss, FormatEmulation) else None
         self._storage = NativeStorage() if emulation is None else emulation.emulated_storage
         self.loss, self.variable = loss, variable_of(loss)
-        # Only a Sink keeps gradients. It writes no output: that memory must not pass for a NaN loss.
+        # Only a Sink keeps gradients. It writes no output: what that memory holds is not checked as a loss.
         self._is_sink = properties_of(self.variable.parent.info.type_name).keeps_gradients
         self._reader = TailReader(self.variable, float_tail=float_tail)
-        # An emulation has read the graph already. Functions in `not_replaced` need float, but cannot move.
+        # An emulation has read the graph already. Of the functions in half, those in `in_float` will move to
+        # float; those in `not_replaced` need float, too, but cannot move.
         graph, in_float, not_replaced = self._reader.find(None if emulation is None else emulation.graph)
         if any(properties_of(type_name).scales for type_name in {*graph.described.type_names}):
             raise ValueError(
                 "loss scales itself already, by nnabla_adaloss.loss_scaling with a tracker: "
                 "train on it as it is, or wrap the loss that was given to loss_scaling"
             )
-        self.in_half = len(graph.described.in_half) > len(in_float)
+        self.in_half = not in_float.issuperset(graph.described.in_half)
         if config is not None and config.changed_without_effect:
             warn(
                 f"the default method does not use {' and '.join(config.changed_without_effect)}; "

@@ -146,7 +146,7 @@ class Chooser:
 
         merged = None if split else prepared.merged
         if merged and given_scale is not None and merged.components.root not in merged.components.at_loss:
-            # The loss gradient, which carries the given S0, would share the lower scale of a layer.
+            # Merged with arrays after layers, the loss gradient could get a scale below the given S0.
             merged = None
         # None if nothing is merged, or split scales are so much higher that hooks are worth their time.
         choice = merged and choose_merged(components, merged, limits, choice_of, self._spread / policy.margin)
@@ -161,7 +161,7 @@ class Chooser:
             and (last.given_scale, last.component_scales) == (given_scale, choice.scales)
         ):
             return last
-        reasons, unbounded = choice.reasons, self.method_alphas.unbounded_alphas
+        reasons, unbounded = choice.reasons, self.method_alphas.unbounded_alphas  # set by `method_alpha`
         return prepared.schedule(choice.scales, given_scale, loss_weights, reasons, unbounded, is_merged)
 
 

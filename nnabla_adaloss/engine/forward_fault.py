@@ -76,8 +76,9 @@ def _first_nonfinite(loss: LossLike, prepared: PreparedGraph) -> Optional[int]:
     measured: List[Tuple[bool, List[int]]] = []
 
     def measure(f: Any) -> None:
+        # Inputs with a parent were measured as outputs. Kernels cannot read float64, as assigned to an input,
+        # nor arrays that no function has written.
         variables = [v for v in f.inputs if v.parent is None and not v.data.clear_called] + f.outputs
-        # Kernels cannot read float64, as assigned to an input, nor arrays that no function has written.
         unreadable = [v for v in variables if not is_readable(v.data)]
         tickets = measurements.measure([v.data for v in variables if v not in unreadable])
         measured.append((any(_count_nonfinite(v, kernels) for v in unreadable), tickets))

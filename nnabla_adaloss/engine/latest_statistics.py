@@ -211,8 +211,8 @@ class LatestStatistics:
             name: list(self._latest[key]) for name, key in self._message_keys.items() if key in self._new
         }
         weights = [name for name in self._new if isinstance(name, str)]
-        # Ranks that have run different graphs have measured different weights. If no weight of another graph
-        # is known, all ranks have measured the same ones, which need not be sent.
+        # Weights are equal on all ranks, but ranks that run different graphs measure different ones. A rank
+        # that knows only those of its graph (`_names`) need not send them.
         if weights and not self.weights.keys() <= {*self._names.values()}:
             message.update((_WEIGHT + name, list(self._latest[name])) for name in sorted(weights))
         return message

@@ -88,9 +88,9 @@ class PreparedGraph:
     @cached_property
     def _data(self) -> Tuple[List[nn.Variable], List[Tuple[int, ...]]]:
         """Inputs of the graph that are not parameters, and the shapes that it is planned for."""
-        # A leaf without a name is not a parameter, and `reset_shape` may change its shape.
-        names, keys, shapes = self.plan.names, self.graph.keys, self.plan.described.shapes
-        data = {p: leaf for p, leaf in self.graph.leaves.items() if keys[p] not in names}
+        # Of all leaves, with a gradient or not, parameters have names. `reset_shape` may change the others.
+        named, keys, shapes = self.plan.names.keys(), self.graph.keys, self.plan.described.shapes
+        data = {p: leaf for p, leaf in self.graph.leaves.items() if keys[p] not in named}
         return [*data.values()], [shapes[p] for p in data]
 
     @cached_property

@@ -77,6 +77,7 @@ def load_state(state: Saved, prepared: PreparedGraph, memory: Memory, alphas: Me
         topologies = topologies_of(state)
         own = select_state(prepared.plan, topologies)
         if own is None:
+            # The graph may be another one of the same network, whose components have kept their names.
             _check_network(prepared.plan, topologies)
         iteration, draws = integer("iteration", state["iteration"]), integer("draws", state["draws"])
         if lacks_loss_weights:
@@ -96,7 +97,7 @@ def load_state(state: Saved, prepared: PreparedGraph, memory: Memory, alphas: Me
         weights = {
             str(name): ArrayStatistics.from_list(one) for name, one in state.get("weights", {}).items()
         }
-        renamed = _renaming(prepared.plan, own)
+        renamed = _renaming(prepared.plan, own)  # of components and layers, named after functions
         histories = MethodAlphas.read_state(renamed(state["layers"]))
         memory = memory.with_state({kind: renamed(by_name) for kind, by_name in state["components"].items()})
         # Amaxes do not depend on the format; scales do, and are chosen again. Older states lack the format.
@@ -143,7 +144,7 @@ def select_state(plan: GraphPlan, states: Sequence[Saved]) -> Optional[Saved]:
     """Select the latest `topology_state` of graphs with this plan; None: no state fits."""
     network, wiring = fingerprint(plan), _wiring(plan)
     for one in reversed(states):
-        # Earlier versions saved no wiring. Functions without leaves may have other names: see `_renaming`.
+        # Earlier versions saved no wiring, and named functions without leaves otherwise: see `_renaming`.
         same_functions = len(one["network"]) == len(network) and all(
             line == own or (not node.leaves and line.startswith(f"{node.type_name} "))
             for line, own, node in zip(one["network"], network, plan.nodes)
@@ -154,9 +155,9 @@ def select_state(plan: GraphPlan, states: Sequence[Saved]) -> Optional[Saved]:
 
 
 def _renaming(plan: GraphPlan, saved: Optional[Saved]) -> Callable[[Saved], Dict[str, Any]]:
-    """Make a function that replaces, in saved keys, names of functions without leaves by those of `plan`."""
+    """Make a function that replaces, in saved keys, an earlier version's names of functions by the plan's."""
     lines = zip([] if saved is None else saved["network"], plan.nodes)
-    # The line of a function without leaves is "type name".
+    # Only functions without leaves may differ. Their line of a `fingerprint` is "type name".
     names = {line[len(node.type_name) + 1 :]: node.label for line, node in lines if not node.leaves}
 
     def renamed(by_name: Saved) -> Dict[str, Any]:
