@@ -62,7 +62,8 @@ class Facts(NamedTuple):
     calibrated: bool = True  # False if its scales were far too low
     overflowed: bool = False  # True if gradients that the solver uses are not finite, or the loss is NaN
     can_measure_more: bool = False  # True if a pass that measures all would add measurements
-    loss_finite: bool = True
+    loss_is_nan: bool = False
+    loss_is_infinite: bool = False
     forward_is_suspect: bool = False  # True if a value in forward is known not to be finite
     lost_recently: bool = False  # True if scales are still low because of an earlier lost batch
     fits: Optional[bool] = None  # True if the batch is finite with scales from its own gradients
@@ -79,7 +80,7 @@ def judge(facts: Facts, rules: Rules) -> PassVerdict:
         return PassVerdict.RERUN if rerun else PassVerdict.GOOD
     may_repeat = rules.repeat and repeats_left
     # Before a batch is given up, as lost or for its loss, scales from its own gradients are tried.
-    if facts.can_measure_more and facts.fits is None and not (may_repeat and facts.loss_finite):
+    if facts.can_measure_more and facts.fits is None and (facts.loss_is_nan or not may_repeat):
         return PassVerdict.MEASURE
     if rules.update_lost:
         return PassVerdict.OVERFLOW  # a repeat could not save the update
@@ -90,13 +91,16 @@ def judge(facts: Facts, rules: Rules) -> PassVerdict:
     # A fault in forward is searched for if forward is suspect, or before the batch is lost.
     if facts.fault is None and (facts.forward_is_suspect or not may_repeat):
         return PassVerdict.CHECK_FORWARD
-    if not facts.loss_finite:
+    if facts.loss_is_nan:
         return PassVerdict.NONFINITE_LOSS
     # Finite gradients at the smallest scale show that a fault is harmless, such as the minus infinity of an
-    # attention mask. Otherwise no scale helps: lost batches in a row would lower scales further and further.
+    # attention mask, or a loss beyond the format. Otherwise no scale helps: lost batches in a row would lower
+    # scales further and further.
     if facts.fits_smallest is None and (facts.fault or (facts.lost_recently and not may_repeat)):
         return PassVerdict.PROBE
     if facts.fits_smallest is False:
+        if facts.loss_is_infinite:
+            return PassVerdict.NONFINITE_LOSS
         return PassVerdict.NONFINITE_FORWARD if facts.fault else PassVerdict.HOPELESS
     if facts.lowered is None:
         return PassVerdict.LOWER

@@ -97,7 +97,7 @@ class AdaptiveLossScaling:
         ['b/affine']
     """
 
-    undone = "iteration", "components", "trained_on_infinite_loss"  # restored from a `savepoint`
+    undone = "iteration", "components"  # restored from a `savepoint`
 
     def __init__(
         self,
@@ -166,8 +166,6 @@ class AdaptiveLossScaling:
         self.guard = BatchGuard(self._graph.graph_and_plan, self.kernels, forward_state)
         self.iteration = 0
         self._result: Optional[PassReport] = None
-        # True if the last good batch had an infinite loss, and finite gradients.
-        self.trained_on_infinite_loss = False
         self._nonfinite = NonfiniteGradients(self.kernels)
 
     @property
@@ -199,7 +197,6 @@ class AdaptiveLossScaling:
     def go_back_to(self, before: AdaptiveLossScaling) -> None:
         """Take over the measurements of `before`: of the previous graph, or the same engine rolled back."""
         self.iteration = before.iteration
-        self.trained_on_infinite_loss = before.trained_on_infinite_loss
         self._graph.go_on_from(before._graph)
         self.components = before.components
 
@@ -355,7 +352,6 @@ class AdaptiveLossScaling:
         """End a good iteration: remember its measurements, and run the solver's `step`."""
         # Before `step`: a Ctrl-C right after it must not leave new weights with the old memory.
         self.components = self.components.after_iteration(good=True)
-        self.trained_on_infinite_loss = self._result is not None and self._result.loss_is_infinite
         if step is not None:
             step()
 
@@ -371,7 +367,6 @@ class AdaptiveLossScaling:
         """Drop all measurements of gradients and weights: call it after loading other weights."""
         self._chooser.method_alphas.load({})
         self.components = Observations(Memory(self.components.policy))
-        self.trained_on_infinite_loss = False
         self._graph.forget()
 
     def restart(self, start_scale: float) -> None:
@@ -383,8 +378,7 @@ class AdaptiveLossScaling:
         """State that determines the next scales, as plain numbers, strings, lists and dicts."""
         prepared, method_alphas = self._graph.current(), self._chooser.method_alphas
         others, draws = self._graph.states_of_other_topologies, self._storage.random_draws.count
-        state = state_of(prepared, others, self.components, method_alphas, self.iteration, draws)
-        return {**state, "infinite_loss": self.trained_on_infinite_loss}
+        return state_of(prepared, others, self.components, method_alphas, self.iteration, draws)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a result of `state_dict`; ValueError, without any change, if that fails."""
@@ -392,7 +386,6 @@ class AdaptiveLossScaling:
         loaded = load_state(state, prepared, self.components.memory, method_alphas)
         self.components, self.iteration = Observations(loaded.memory), loaded.iteration
         self._storage.random_draws.count = loaded.random_draws
-        self.trained_on_infinite_loss = state.get("infinite_loss") is True  # older states lack it
         self._graph.load_other_topologies(loaded.other_topologies)
 
     def forward(

@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Any, Callable, Iterable, NamedTuple, Tuple
 
 import nnabla as nn
-import numpy as np
 
 from ..core.verdict import Facts, PassVerdict, Rules, judge
 from ..undo.snapshot import ArraySnapshot
@@ -115,15 +114,14 @@ class BatchLoop(NamedTuple):
     def overflow_facts(self, repeats: int = 0) -> Facts:
         """Collect facts about the last pass over a batch, in which gradients overflowed."""
         scaling = self.scaling
-        loss_finite = bool(np.isfinite(scaling.variable.d).all())
-        # If the last good batch had an infinite loss, too, as of a sum beyond the format, data are not bad.
-        always_infinite = scaling.trained_on_infinite_loss and not np.isnan(scaling.variable.d).any()
+        loss_is_nan, loss_is_infinite = scaling.result.loss_is_nan, scaling.result.loss_is_infinite
         return Facts(
             repeats,
             overflowed=True,
             can_measure_more=scaling.can_measure_more,
-            loss_finite=loss_finite or always_infinite,
-            forward_is_suspect=not loss_finite or scaling.forward_is_suspect,
+            loss_is_nan=loss_is_nan,
+            loss_is_infinite=loss_is_infinite,
+            forward_is_suspect=loss_is_nan or loss_is_infinite or scaling.forward_is_suspect,
             lost_recently=scaling.components.lost_recently,
         )
 

@@ -371,8 +371,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         message = (
             f"{place} is not finite in iteration {self.iteration}{': ' if fault else ''}{fault}; this is not "
             f"a gradient overflow, so the loss scale stays at {self.scale:g}. Check the data and the "
-            f"learning rate, and {ANALYSE}"
-            '; on_nonfinite_loss="skip" and on_nonfinite_forward="skip" leave such data out'
+            f'learning rate, and {ANALYSE}; on_{cause}="skip" leaves such batches out'
         )
         # Whoever chose "skip" expects such batches.
         if policy == "warn":

@@ -27,7 +27,7 @@ _SILENT = 100
 # Number of batches lost in a row that is worth a warning: a jump of the gradients by 2**20 costs only six.
 _LOST = 10
 
-ANALYSE = "run `python -m nnabla_adaloss analyse`"
+ANALYSE = "call `nnabla_adaloss.diagnose(updater)`, or `diagnose(loss)` in a loop of your own"
 
 
 def installed_version() -> str:

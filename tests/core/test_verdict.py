@@ -96,11 +96,17 @@ def test_a_batch_that_is_lost_runs_again_for_nothing_but_to_be_measured() -> Non
         (overflow(forward_is_suspect=True, fault="c"), PassVerdict.PROBE),
         (overflow(fault="c", fits_smallest=False), PassVerdict.NONFINITE_FORWARD),
         (overflow(fault="c", fits_smallest=True), PassVerdict.LOWER),
-        (overflow(loss_finite=False, forward_is_suspect=True, fault="c"), PassVerdict.NONFINITE_LOSS),
-        (overflow(loss_finite=False, forward_is_suspect=True, fault=""), PassVerdict.NONFINITE_LOSS),
+        (overflow(loss_is_nan=True, forward_is_suspect=True, fault="c"), PassVerdict.NONFINITE_LOSS),
+        (overflow(loss_is_nan=True, forward_is_suspect=True, fault=""), PassVerdict.NONFINITE_LOSS),
+        # An infinite loss may only exceed the format: its gradients are finite at a lower scale.
+        (overflow(loss_is_infinite=True, forward_is_suspect=True), PassVerdict.CHECK_FORWARD),
+        (overflow(loss_is_infinite=True, fault="c"), PassVerdict.PROBE),
+        (overflow(loss_is_infinite=True, fault="c", fits_smallest=True), PassVerdict.LOWER),
+        (overflow(loss_is_infinite=True, fault="c", fits_smallest=False), PassVerdict.NONFINITE_LOSS),
+        (overflow(loss_is_infinite=True, fault="", fits_smallest=False), PassVerdict.NONFINITE_LOSS),
         # The last pass is measured, to name what was bad; what fits then was only too large for old scales.
         (overflow(5, can_measure_more=True), PassVerdict.MEASURE),
-        (overflow(can_measure_more=True, loss_finite=False, forward_is_suspect=True), PassVerdict.MEASURE),
+        (overflow(can_measure_more=True, loss_is_nan=True, forward_is_suspect=True), PassVerdict.MEASURE),
         (overflow(5, can_measure_more=True, fits=True), PassVerdict.RETRIES),
         (overflow(5, lowered=True, fault=""), PassVerdict.RETRIES),
         # Before it is lost, it is tried whether any scale helps, if scales are low for another one.

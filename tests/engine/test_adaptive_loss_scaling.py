@@ -266,17 +266,6 @@ def test_an_engine_goes_on_from_that_of_the_graph_before() -> None:
     assert after.found_inf == []
 
 
-def test_an_iteration_that_is_undone_has_not_trained_on_its_infinite_loss() -> None:
-    scaling = AdaptiveLossScaling(mlp() + np.inf)
-    restore = savepoint(scaling.undoable)
-    run(scaling)
-    assert scaling.result.loss_is_infinite
-    with pytest.raises(Planned):
-        scaling.after_update(Mock(side_effect=Planned))
-    restore()
-    assert not scaling.trained_on_infinite_loss
-
-
 @pytest.mark.parametrize(
     ("weight", "storage", "zero"),
     [(0.0, None, True), (0.0, "float16", True), (1e-9, None, False), (1e-9, "float16", False)],
@@ -405,23 +394,6 @@ def test_a_graph_that_its_emulation_has_read_is_read_again_where_it_has_changed(
     scaling = AdaptiveLossScaling(emulation)
     assert scaling.graph is not emulation.graph
     assert len(scaling.plan.leaves) == 3
-
-
-def test_a_state_tells_whether_the_last_update_had_an_infinite_loss() -> None:
-    """It decides whether the data of the next batch with one are bad."""
-    scaling = AdaptiveLossScaling(mlp() + np.inf)
-    run(scaling)
-    scaling.after_update()
-    assert scaling.trained_on_infinite_loss
-    state = scaling.state_dict()
-    scaling.load_state_dict(state)
-    assert scaling.trained_on_infinite_loss
-    del state["infinite_loss"]  # as in older states
-    scaling.load_state_dict(state)
-    assert not scaling.trained_on_infinite_loss
-    scaling.trained_on_infinite_loss = True
-    scaling.forget()
-    assert not scaling.trained_on_infinite_loss
 
 
 def test_scales_are_those_of_the_last_backward_although_the_graph_was_rewired() -> None:

@@ -256,7 +256,6 @@ OPTIONAL = [
     "topologies",
     "wiring",
     "weights",
-    "infinite_loss",
 ]  # versions before this one did not save them
 PARTS = ["schema", "network", "statistics", "components", "schedule", "layers", "draws", "iteration"]
 

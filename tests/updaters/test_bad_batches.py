@@ -111,13 +111,14 @@ def test_an_infinite_loss_whose_gradients_are_finite_trains(storage: Optional[st
 
 @pytest.mark.parametrize("scaler", [False, True])
 @pytest.mark.parametrize("storage", ["float16", "native"])
-def test_an_overflow_of_gradients_lowers_the_scale_where_the_loss_is_always_infinite(
-    storage: str, scaler: bool
+@pytest.mark.parametrize("target", [300.0, 100.0], ids=["always", "from then on"])
+def test_an_overflow_of_gradients_lowers_the_scale_where_the_loss_is_infinite(
+    target: float, storage: str, scaler: bool
 ) -> None:
     factor = constant([1.0])
     with nn.context_scope(HALF if storage == "native" else FLOAT):
         y = PF.affine(data(4, 3), 2, name="a", rng=np.random.RandomState(0))
-        loss = F.mean(F.squared_error(y, constant(np.full((4, 2), 300.0))) * F.broadcast(factor, (4, 2)))
+        loss = F.mean(F.squared_error(y, constant(np.full((4, 2), target))) * F.broadcast(factor, (4, 2)))
     solver, stored = solver_of(S.Sgd(1e-6)), None if storage == "native" else storage
     if scaler:
         loop = GradScaler(solver, storage=stored)

@@ -167,7 +167,7 @@ def test_the_floor_is_an_error_that_says_where() -> None:
     planted.updater.update()
     told = (
         "iteration 3 at the smallest loss scale, 2; first bad layer: b/affine.*NaNs.*infinit"
-        ".*last good scale: 8.*No scale helps.* analyse"
+        ".*last good scale: 8.*No scale helps.*diagnose"
     )
     with pytest.raises(LossScaleError, match=told):
         planted.updater.update()

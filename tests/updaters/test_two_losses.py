@@ -326,3 +326,29 @@ def test_a_part_that_is_persistent_can_be_read_after_an_update(storage: Optional
     for _ in range(3):
         updater.update()
         np.testing.assert_allclose(float(loss.d), float(first.d) + 0.5 * float(second.d), rtol=2e-3)
+
+
+@pytest.mark.parametrize("storage", ["float16", None, "float32"], ids=["emulated", "native", "fp32"])
+def test_a_small_term_is_rounded_away_where_it_is_added_to_a_large_one_but_trains_a_layer_of_its_own(
+    storage: Optional[str],
+) -> None:
+    """docs/limitations.md: float16 adds 1 and 5e-5 to 1, whatever the loss scale."""
+
+    def trained_with(weight: float) -> Dict[str, NDArray[np.float32]]:
+        nn.clear_parameters()
+        rng = np.random.RandomState(0)
+        with nn.context_scope(HALF if storage is None else FLOAT):
+            h = PF.affine(constant(rng.randn(8, 5)), 6, name="trunk", rng=rng)
+            large = F.mean(h * constant(rng.uniform(1, 2, (8, 6))))
+            small = F.mean(PF.affine(h, 1, name="own", rng=rng) * constant(rng.uniform(0.5, 1, (8, 1))))
+            loss = large + weight * small
+        updater = updater_of(loss, solver=S.Sgd(0.0), storage=storage)
+        for _ in range(4):
+            assert updater.update().updated
+        return weight_gradients()
+
+    with_term, without = trained_with(1e-5), trained_with(0.0)
+    lost = np.array_equal(with_term["trunk/affine/W"], without["trunk/affine/W"])
+    assert lost == (storage != "float32")
+    exact = trained_with(1.0)["own/affine/W"] * 1e-5
+    assert np.allclose(with_term["own/affine/W"], exact, rtol=5e-3, atol=0.0)
