@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from typing import Any, Callable, Dict, Optional, Type
-from unittest.mock import Mock
 
 import nnabla as nn
 import nnabla.functions as F
@@ -20,7 +19,6 @@ from nnabla_adaloss import (
     FormatEmulation,
     LossScaleWarning,
 )
-from nnabla_adaloss.undo.snapshot import savepoint
 from tests.worlds.methods import LooksBack
 from tests.worlds.networks import layers, mlp, two_layers
 from tests.worlds.passes import calibrated, look, run, settle
