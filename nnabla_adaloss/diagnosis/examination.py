@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union, overload
 
 import numpy as np
@@ -286,7 +287,7 @@ class _Examination:
             least, readers = network.format(v).smallest_subnormal / 2.0, network.readers[hash(v)]
             if network.products.issuperset(readers) and self._branches.largest(v) > _NEGLIGIBLE * least:
                 examined.flushed[hash(v)] = least
-        tried = {name: FormatTrial(passes, one, amaxes) for name, one in emulations.items()}
+        tried = {n: FormatTrial(passes, one, examined.plain(one), amaxes) for n, one in emulations.items()}
         unsteady = Tally(key for layer in self._layers for key in (*layer.weights, *layer.outputs))
         for index in range(len(examined)):
             exact = self._noise.exact
@@ -380,8 +381,22 @@ class _Examination:
             yield from (cause._replace(fatal=not learning) for cause in causes)
         if of_storage is not None and not same:
             yield of_storage._replace(fatal=fatal, spoils=tuple(damaged), as_stored=True)
+        yield from self._without_tail(learning)
         yield from untrained(network)
         yield from self._steps.causes({*noisy}, self._branches.shrinking)
+
+    def _without_tail(self, learning: Sequence[LayerNumbers]) -> Iterator[Cause]:
+        """Cause of gradients that any one scale loses, because only a float tail holds some numbers."""
+        least = {n.name: next((way for way in Way if serves(n.effects, way)), None) for n in learning}
+        spoiled = tuple(name for name, way in least.items() if way is Way.ADAPTIVE)
+        network, has_fault = self._network, spoiled and not self._examined.has_tail
+        for one, f in product(self._deviations, network.in_order(network.nodes) if has_fault else ()):
+            v = f.outputs[0]
+            if v.size > 1 and one.amax(v) > network.format(v).max:
+                what = f"it computes numbers up to {one.beyond(v)}{one.reads(f)}. This training has no float "
+                what += "tail: AdaptiveLossScalingUpdater computes it in fp32"
+                yield Cause("no_float_tail", network.name(f), what, remedies.FLOAT_TAIL, False, spoiled)
+                return
 
     def _of_storage(self, damaged: Sequence[str], ended: Mapping[Any, Cause]) -> Iterator[Cause]:
         """Causes that fp32 does not have; of damaged layers, the origins of their errors."""

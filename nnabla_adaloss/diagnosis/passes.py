@@ -290,19 +290,22 @@ class Tally:
 
 
 class FormatTrial:
-    """Trial of each way of scaling in one format, given the largest magnitude of each gradient, by key."""
+    """Trial of each way of scaling in one format, `plain` for one scale; `amaxes`: of gradients, by key."""
 
-    def __init__(self, passes: Passes, emulation: FormatEmulation, amaxes: Dict[int, float]) -> None:
+    def __init__(
+        self, passes: Passes, emulation: FormatEmulation, plain: FormatEmulation, amaxes: Dict[int, float]
+    ) -> None:
         u_max = emulation.precisions.narrowest.stored_gradients.max
         # Other gradients, those of the float tail, stay in fp32.
-        stored = emulation.emulated_storage.rounded_gradients()
+        stored = plain.emulated_storage.rounded_gradients()
         limits = ((size, u_max if key in stored else FLOAT32.max) for key, size in amaxes.items() if size)
         one = min((HistoryPolicy().scale(size, u_max=limit) for size, limit in limits), default=1.0)
         self.scales: Dict[Way, float] = {Way.NONE: 1.0, Way.CONSTANT: 65536.0, Way.ONE: one}
         keys = [key for layer in passes.layers for key in layer.weights or layer.outputs]
         # Effect of each way, and of activations and weights alone, with gradients in fp32.
         self._tallies, self.floor = {way: Tally(keys) for way in Way}, Tally(keys)
-        self._passes, self._emulation, self._adaptive = passes, emulation, AdaptiveLossScaling(emulation)
+        self._passes, self._emulation, self._plain = passes, emulation, plain
+        self._adaptive = AdaptiveLossScaling(emulation)
         # By way and key of a gradient: counts of nonzero elements, and of those that underflow or overflow.
         self._rounded: Dict[Way, Dict[int, Counter[str]]] = {way: {} for way in Way}
 
@@ -313,12 +316,13 @@ class FormatTrial:
         unstored = passes.with_one_scale(emulation, index, round_gradients=False)
         self.floor.add(unstored, in_fp32)
         for way, tally in self._tallies.items():
+            used = self._plain
             if way is Way.ADAPTIVE:
-                stored = passes.adaptive(self._adaptive, index)
+                stored, used = passes.adaptive(self._adaptive, index), emulation
             else:
-                stored = passes.with_one_scale(emulation, index, self.scales[way])
+                stored = passes.with_one_scale(used, index, self.scales[way])
             tally.add(stored, in_fp32, unstored)
-            for key, seen in emulation.emulated_storage.gradients.items():
+            for key, seen in used.emulated_storage.gradients.items():
                 counted = self._rounded[way].setdefault(key, Counter())
                 counted.update(nonzero=seen.nonzero, underflow=seen.underflowed, overflow=seen.overflowed)
 

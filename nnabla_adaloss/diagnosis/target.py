@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Seque
 
 import nnabla as nn
 import numpy as np
+from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdater
 from numpy.typing import NDArray
 
 from ..core.precision import StorageLike
@@ -74,6 +75,9 @@ class Subject:
         self.parameters: Mapping[str, nn.Variable] = {}  # the solver's parameters, by its names
         if self.solver:
             self.parameters = check_solver("solver", self.solver, ["get_parameters"]).get_parameters()
+        # NNabla's updater has no float tail, nor has an emulation, unless told so.
+        default = not isinstance(updater, DynamicLossScalingUpdater)
+        self.has_tail = getattr(source if updater is None else updater.loss, "float_tail", default)
         self.loss = self._current_loss()
         self.kernels = select_kernels(self.loss.parent.context)
         self._count = 1 if feeder is keep_data else batches
@@ -111,6 +115,11 @@ class Subject:
     def emulated(self, storage: StorageLike) -> FormatEmulation:
         """Emulate a storage of the loss."""
         return FormatEmulation(self.loss, storage, float_tail=True, parameters=self.parameters)
+
+    def plain(self, emulation: FormatEmulation) -> FormatEmulation:
+        """The emulation without its float tail if the examined training has none."""
+        storage = emulation.precisions.common or emulation.precisions.storage
+        return emulation if self.has_tail else FormatEmulation(self.loss, storage, parameters=self.parameters)
 
     def values(self, v: nn.Variable) -> Optional[NDArray[Any]]:
         """Numbers of an input in all batches, along a new first axis; None if it cannot be fed."""

@@ -161,6 +161,8 @@ def verdict_of(network: NetworkNumbers) -> Verdict:
         scaling = f"Nothing can be said: {nothing}."
     elif hopeless:
         scaling = f"No loss scale helps {listed(hopeless)}."
+    elif needs is Way.ADAPTIVE and any(cause.kind == "no_float_tail" for cause in causes):
+        scaling = "AdaptiveLossScalingUpdater works at its defaults."
     else:
         scaling = _network(network, layers, needs, other)
     if needs:
@@ -213,7 +215,8 @@ def _layer(layer: LayerNumbers, network: NetworkNumbers, causes: Sequence[Cause]
         lost = layer.effects[Way.NONE].underflow
         line = "needs no scaling" + (f"; losing {lost:.0%} does no harm" if lost >= 0.01 else "")
     elif keeps[0] is Way.ADAPTIVE:
-        line = f"needs a scale of its own; without, it {_lost(layer, Way.NONE)}"
+        tail = any(cause.kind == "no_float_tail" and layer.name in cause.spoils for cause in causes)
+        line = f"needs a {'float tail' if tail else 'scale of its own'}; without, it {_lost(layer, Way.NONE)}"
     else:
         scale = keeps[0].value if keeps[0] is Way.CONSTANT else scale_text(network.scales[keeps[0]])
         line = f"needs scaling; without, it {_lost(layer, Way.NONE)}; {scale} would do for it alone"

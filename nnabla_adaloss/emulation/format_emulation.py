@@ -64,6 +64,7 @@ class FormatEmulation:
     Attributes:
         variable: the wrapped loss Variable.
         precisions: the emulated formats; `precisions.common` is the one that all layers have, if any.
+        float_tail: as given.
 
     Raises:
         TypeError: `loss` is not a Variable; wrap the Variable first, then scale the emulation.
@@ -96,7 +97,7 @@ class FormatEmulation:
         self.precisions = precisions = LayerPrecisions(storage)
         kernels = select_kernels(self.variable.parent.context)
         self._seed, self._pool = LossSeed(self.variable, kernels.scaled_float32), ScratchPool()
-        self._float_tail = boolean("float_tail", float_tail)
+        self.float_tail = boolean("float_tail", float_tail)
         self._parameters = check_parameters("parameters", parameters)
         # Names come from the parameter scope in which the loss is wrapped.
         self._registered = registered_names() if precisions.common is None else {}
@@ -198,7 +199,7 @@ class FormatEmulation:
     def _make_plan(self) -> RoundingPlan:
         """Plan the roundings of the present graph, and tell the storage the precision of its variables."""
         names = {**names_of(self._parameters), **self._registered} if self.precisions.common is None else {}
-        plan = RoundingPlan(self.variable, self.precisions, names, float_tail=self._float_tail)
+        plan = RoundingPlan(self.variable, self.precisions, names, float_tail=self.float_tail)
         self.emulated_storage.of_variables = plan.of_variables
         self.emulated_storage.rounded_gradients = plan.rounded_gradients
         return plan

@@ -124,8 +124,7 @@ def _beyond(v: nn.Variable, exact: nn.NdArray, prepared: PreparedGraph) -> str:
     if rounded is None or stored is None or not rounded.overflowed or not is_readable(exact):
         return ""
     seen = prepared.kernels.statistics(exact)
-    text = f"reaches {seen.abs_max:g}, beyond {stored.name}, which ends at {stored.max:g}"
-    return text if seen.finite else ""
+    return f"reaches {seen.abs_max:g}, beyond {stored.name}, which ends at {stored.max:g}" * seen.finite
 
 
 def _name_of(v: nn.Variable, plan: GraphPlan) -> str:

@@ -12,6 +12,7 @@ import nnabla.parametric_functions as PF
 import nnabla.solvers as S
 import numpy as np
 
+from nnabla_adaloss import DynamicLossScalingUpdater, FormatEmulation
 from nnabla_adaloss.diagnosis import remedies
 from tests.worlds.trainings import updater_of
 
@@ -35,6 +36,18 @@ def trained(built: Built, solver: S.Solver, parameters: object = None) -> Built:
 
 
 # Not finite, or beyond the format.
+
+
+@trouble(
+    "no_float_tail", "fc1/affine/MulScalar", "beyond float16, which ends at 65504, as it reads", fatal=False
+)
+def factor_beyond_the_format(mended: bool) -> Built:
+    """nnabla's updater has no float tail, in which the factors would cancel."""
+    loss, feed = network(lambda x: hidden(x) * 1e5 / 1e5)
+    solver = S.Sgd(0.1)
+    solver.set_parameters(nn.get_parameters())
+    emulation = FormatEmulation(loss, "float16", float_tail=mended)
+    return DynamicLossScalingUpdater(solver, emulation, feed, scale=8.0), None
 
 
 def of_data(spoil: Callable[[nn.Variable, nn.Variable], None]) -> Callable[[bool], Built]:
