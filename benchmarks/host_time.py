@@ -232,7 +232,7 @@ class TimedSolver:
 
 @contextmanager
 def training(
-    build: Callable[[], nn.Variable], kind: str
+    build: Callable[[], nn.Variable], kind: str, measure_every: int = 8
 ) -> Iterator[Tuple[AdaptiveLossScalingUpdater, IdleDevice, Native]]:
     """Provide an updater that has chosen its scales, its device, and the time of nnabla's own calls."""
     context, native = nn.Context(CONTEXTS[kind], HOST.array_class, HOST.device_id), Native()
@@ -240,17 +240,18 @@ def training(
         loss = build()
         solver = S.Sgd(0.0)
         solver.set_parameters(nn.get_parameters())
+        config = AdaLossConfig(dtype="float16", measure_every=measure_every)
         updater = AdaptiveLossScalingUpdater(
-            TimedSolver(solver, native), TimedLoss(loss, native), config=AdaLossConfig(dtype="float16")
+            TimedSolver(solver, native), TimedLoss(loss, native), config=config
         )
         for _ in range(BLOCK):
             updater.update()
         yield updater, device, native
 
 
-def measure(name: str, kind: str, blocks: int) -> str:
+def measure(name: str, kind: str, blocks: int, measure_every: int) -> str:
     """Measure a line of the table: an iteration's cost besides nnabla."""
-    with training(CASES[name], kind) as (updater, device, native):
+    with training(CASES[name], kind, measure_every) as (updater, device, native):
         before = device.launches, device.fetches, device.addresses
         ours: List[float] = []
         theirs: List[float] = []
@@ -315,6 +316,9 @@ def main() -> None:
     parser.add_argument(
         "--blocks", type=int, default=8, help=f"blocks of {BLOCK} iterations that are timed (default: 8)"
     )
+    parser.add_argument(
+        "--measure-every", type=int, default=8, choices=(1, 2, 4, 8, 16), help="of AdaLossConfig (default: 8)"
+    )
     options = parser.parse_args()
     if options.blocks < 1:
         parser.error("--blocks must be 1 or more")
@@ -323,7 +327,7 @@ def main() -> None:
     print(f"{'network':30}{columns}  kind")
     for name in CASES:
         for kind in CONTEXTS:
-            print(measure(name, kind, options.blocks), flush=True)
+            print(measure(name, kind, options.blocks, options.measure_every), flush=True)
 
 
 if __name__ == "__main__":
