@@ -140,8 +140,8 @@ class FinishedPass(NamedTuple):
             among_scalars = components.of.get(position) in components.scalar_components
             if position in plan.limiting_gradients and (is_stored or among_scalars):
                 include(position, statistics.abs_max / scale)
-        # An emulation has measured all that it `rounded` (nothing in native storage), in the slice or not. It
-        # rounds some scalars in passes with hooks only: these are taken from the slice, equal in all passes.
+        # An emulation has measured all that it `rounded` (nothing in native storage), in the slice or not.
+        # Scalars count in the slice only, as native ones do.
         for position in plan.largest_gradients if rounded else ():
             if position not in plan.scalars and keys[position] in rounded:
                 include(position, rounded[keys[position]].statistics.abs_max / scales[position])
