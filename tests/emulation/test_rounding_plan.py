@@ -100,6 +100,16 @@ def test_equal_precisions_of_all_layers_are_one_precision(storage: str) -> None:
     )
 
 
+def test_with_the_float_tail_predictions_are_those_of_the_training() -> None:
+    y = F.affine(F.affine(data(3, 4, seed=1), parameter("a/W", 4, 4)) * 1e5 / 1e5, parameter("b/W", 4, 2))
+    GradScaler(solver_of(), storage="float16").forward(F.mean(y**2))
+    expected = y.d.copy()
+    FormatEmulation(y, "float16", float_tail=True).forward()
+    np.testing.assert_array_equal(y.d, expected)
+    FormatEmulation(y, "float16").forward()
+    assert not np.isfinite(y.d).all()
+
+
 def test_products_read_in_the_precision_of_their_own_layer() -> None:
     x, w, second = data(3, 4, seed=1), parameter("w/W", 4, 4), parameter("second/W", 4, 2)
     h = F.affine(x, w)
