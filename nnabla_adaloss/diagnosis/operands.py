@@ -11,12 +11,15 @@ import numpy as np
 
 from ..core.formats import FLOAT32
 from ..graph.functions import is_matrix_product
+from ..updaters.solvers import has
 from . import remedies
 from .causes import Cause
 from .network import NORMALIZATIONS, Network
 from .watching import Sight, largest
 
 _RAW = 64.0  # data above this magnitude are not normalized
+_BY_SIGN = {"Adam", "AdamW", "Adamax", "AMSGRAD", "AdaBelief"}  # first steps are the rate, for any gradient
+_LARGE_STEP = 0.1  # share of a weight's largest number, or of 1
 GROWN = 8.0  # growth by a smaller factor is not reported
 FLOOR = 2.0**-13  # numbers below are changed by adding 2**-14, as remedies advise
 NOT_ZERO = {"Log": 0, "PowScalar": 0, "Pow2": 0, "Div2": 1, "RDivScalar": 0}  # input that must not be 0
@@ -291,6 +294,11 @@ class Operands:
             return Growth(f"the division by a small deviation in {network.name(f)}")
         if named:
             weight = max(named, key=lambda name: self.amax(named[name]))
+            rate, solver = network.examined.rates[-1], network.examined.solver
+            is_large = rate > _LARGE_STEP * max(1.0, self.amax(named[weight]))
+            if is_large and has(solver, "name") and solver.name in _BY_SIGN:
+                clause = f"the weight {weight}, at a learning rate of {rate:g},"
+                return Growth(clause, (weight,), remedies.SMALLER_STEPS)
             return Growth(f"the weight {weight}", (weight,), remedies.SMALLER_START)
         if kind == "Div2":
             return Growth(f"the division by {network.called(f.inputs[1])}", remedy=remedies.AWAY)

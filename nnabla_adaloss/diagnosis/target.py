@@ -82,7 +82,7 @@ class Subject:
         self.kernels = select_kernels(self.loss.parent.context)
         self._count = 1 if feeder is keep_data else batches
         self._batches: List[Dict[int, NDArray[Any]]] = []  # arrays of inputs, by position
-        self._rates: List[float] = []  # learning rate after each batch was fed
+        self.rates: List[float] = []  # learning rate after each batch was fed
         self.flushed: Dict[int, float] = {}  # magnitude below which forward reads an input as 0, by key
         self.written: Set[str] = set()  # parameters that the feeder writes, such as a moving average's
         self.beyond: Optional[Cause] = None  # an index beyond the table of an embedding: nothing can be run
@@ -140,7 +140,7 @@ class Subject:
         if hasattr(self._counters, "fed"):
             self._counters.fed += 1
         has_rate = has(self.solver, "learning_rate")  # not without a solver
-        self._rates.append(float(self.solver.learning_rate()) if has_rate else 0.0)
+        self.rates.append(float(self.solver.learning_rate()) if has_rate else 0.0)
         changed = (n for n, v in self.parameters.items() if not np.array_equal(v.d, before[n], True))
         self.written.update(changed)
 
@@ -187,7 +187,7 @@ class Subject:
         self.never_filled = set(map(hash, never))
         # An unfilled or all-zero input, with its reader, if no layer reads other data.
         self.unfed = self._unfed(self.never_filled | zero)
-        self.warms_up = self._rates[-1] > self._rates[0]
+        self.warms_up = self.rates[-1] > self.rates[0]
         self.notes = [*map(Note, self._notes([] if self.unfed else never))]
 
     def _notes(self, never: Sequence[nn.Variable]) -> Iterator[str]:
@@ -196,7 +196,7 @@ class Subject:
             unchanged = f"The feeder has changed no input in {len(self._batches)} batches"
             why = "No feeder was given" if self._feeder is keep_data else unchanged
             yield f"{why}: this is about what the inputs hold now."
-        rates = self._rates
+        rates = self.rates
         if 0.0 < 1.25 * rates[-1] <= rates[0]:
             fallen = f"from {rates[0]:g} to {rates[-1]:g} in {len(rates)} batches"
             yield f"The feeder lowers the learning rate {fallen}: {remedies.SCHEDULE}."

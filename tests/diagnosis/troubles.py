@@ -39,6 +39,20 @@ def trained(built: Built, solver: S.Solver, parameters: object = None) -> Built:
 
 
 @trouble(
+    "overflow",
+    "fc2/affine",
+    "the weight fc2/affine/W, at a learning rate of 10000, makes numbers",
+    remedy=remedies.SMALLER_STEPS,
+)
+def weights_of_large_steps(mended: bool) -> Built:
+    rate = 1e-3 if mended else 1e4
+    built = network(lambda x: F.relu(affine(hidden(x), 16, "fc2")))
+    W = nn.get_parameters()["fc2/affine/W"]
+    W.d += 3.0 * rate * np.sign(W.d)
+    return trained(built, S.Adam(rate))
+
+
+@trouble(
     "no_float_tail", "fc1/affine/MulScalar", "beyond float16, which ends at 65504, as it reads", fatal=False
 )
 def factor_beyond_the_format(mended: bool) -> Built:
