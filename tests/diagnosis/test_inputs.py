@@ -244,7 +244,8 @@ def test_inputs_that_no_layer_can_learn_from_are_noted(name: str) -> None:
     loss, draws, other, told = NOTED[name]
     assert told in notes_on(loss, draws)
     mended = notes_on(other, draws) if callable(other) else notes_on(loss, other)
-    assert mended == ""
+    inside = "Numbers between the steps of lstm stay in fp32 here: they are not judged."
+    assert mended == inside * (loss is recurrent)
 
 
 @pytest.mark.parametrize("missing", [("no_scale",), ("no_bias",), ("no_scale", "no_bias")])
