@@ -48,6 +48,7 @@ from .troubles import (
     hard_gate,
     nan_in_data,
     never_fed,
+    scores_divided_too_late,
 )
 
 # Half as many batches as by default.
@@ -205,12 +206,12 @@ def test_uses_of_a_weight_are_one_layer() -> None:
 
 
 def test_the_updater_names_the_same_function() -> None:
-    loss, feed = a_weight_behind_the_loss.build(False)
+    loss, feed = scores_divided_too_late.build(False)
     updater = updater_of(loss, feed, S.Sgd(1e-30), float_tail=False)
     with pytest.raises(LossScaleError) as error:
         updater.update()
     name = diagnose(updater).verdict.causes[0].function
-    assert f"{name} (SquaredError) computes" in str(error.value)
+    assert f"{name} (BatchMatmul) computes" in str(error.value)
 
 
 def test_batches_are_counted_as_the_updater_counts_them() -> None:
