@@ -18,7 +18,7 @@ from .causes import Cause, Note, distinct, summed_up
 from .deviations import Deviations
 from .ends import Ends
 from .finite import not_finite
-from .network import COMPARING, Network, read_by
+from .network import COMPARING, RECURRENT, Network, read_by
 from .passes import FormatTrial, Layer, NoBackward, Passes, Tally, Way, parameter_layers
 from .presentation import Diagnosis
 from .rounding_noise import RoundingNoise
@@ -31,7 +31,6 @@ from .watching import REPEATED, Sight
 # Formats tried besides the requested one.
 _FORMATS: Sequence[PrecisionName] = ("float16", "bfloat16", "fp8_hybrid")
 _NEGLIGIBLE = 2.0**11  # factor by which the largest numbers of an input exceed those that are negligible
-_FUSED = ("LSTM", "GRU", "RNN")
 _MANY_UNITS = 0.15  # share of a layer's units without a gradient that is noted
 
 
@@ -246,7 +245,7 @@ class _Examination:
             what = "nnabla raises an error with numbers that are rounded to "
             yield Note(what, refused, ", which is not tried.")
         yield from inputs.notes(self._network, self._in_fp32)
-        if fused := [layer.name for layer in layers if layer.type_name in _FUSED]:
+        if fused := [layer.name for layer in layers if layer.type_name in RECURRENT]:
             yield Note("Numbers between the steps of ", fused, " stay in fp32 here: they are not judged.")
         if "lost_constant" not in kinds:
             yield from inputs.lost_constants(self._network)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from . import remedies
 from .causes import Cause, Note
 from .finite import SOFTMAX_OR_LOSS
-from .network import COMPARING, DIFFERENCES, Network
+from .network import COMPARING, DIFFERENCES, RECURRENT, Network
 from .operands import NOT_ZERO, Batches
 from .target import input_name
 from .watching import Sight
@@ -132,7 +132,7 @@ def _of(f: Any, network: Network) -> Iterator[str]:
         # Smaller numbers become 0 in float16, which has notes of its own.
         if 1e-7 < amax < 0.02 and f in network.weighted:
             yield f"reads numbers up to {amax:.2g} only: {remedies.NORMALISE_DATA}"
-        if amax > 20.0 and kind in ("GRU", "LSTM", "RNN"):
+        if amax > 20.0 and kind in RECURRENT:
             yield f"reads numbers up to {amax:.3g}, which saturate its gates: {remedies.NORMALISE_DATA}"
     if targets is None or not targets.size:
         return

@@ -22,6 +22,7 @@ DIFFERENCES = {"Sub2", "SquaredError", "AbsoluteError", "HuberLoss"}
 COMPARING = ("Error", "Loss", "CrossEntropy", "KLMultinomial")
 _NORMALIZED = ("Batch", "FusedBatch", "SyncBatch", "Layer", "Instance", "Group")
 NORMALIZATIONS = {f"{kind}Normalization" for kind in _NORMALIZED}
+RECURRENT = {"RNN", "LSTM", "GRU"}
 
 
 class Network:

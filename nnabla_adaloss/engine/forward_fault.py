@@ -124,7 +124,8 @@ def _beyond(v: nn.Variable, exact: nn.NdArray, prepared: PreparedGraph) -> str:
     if rounded is None or stored is None or not rounded.overflowed or not is_readable(exact):
         return ""
     seen = prepared.kernels.statistics(exact)
-    return f"reaches {seen.abs_max:g}, beyond {stored.name}, which ends at {stored.max:g}" * seen.finite
+    limit = f"beyond {stored.name}, which ends at {stored.max:g}"
+    return f"reaches {seen.abs_max:g}, {limit}" if seen.finite else ""
 
 
 def _name_of(v: nn.Variable, plan: GraphPlan) -> str:
