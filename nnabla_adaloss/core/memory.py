@@ -333,6 +333,7 @@ class Observations(NamedTuple):
         """Replace this rank's amaxes by the largest in the `message`s of all ranks, its own included."""
         after = self._with_lost(_largest(_LOST, messages))
         return after._replace(
+            # Windows stay equal on all ranks: a rank that has measured everything completes the entry of all.
             completes_entry=any(message[_COMPLETES_ENTRY][0] for message in messages),
             now=_largest(_AMAX, messages),
             informative=True,  # each rank has shared only amaxes to remember

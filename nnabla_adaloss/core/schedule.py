@@ -11,8 +11,8 @@ from .components import Components, NodeStructure
 from .layer_record import Reason
 from .power_of_two import within_float32
 
-# Factor by which a float32 scalar's scale may differ from its component's, with which it fits in 16 bits. The
-# scalar then fits in float32, and so does 2**120, the factor from the lowest such scale to the highest.
+# Factor by which a float32 scalar's scale may differ from its component's. At the component's it fits in 16
+# bits, so that it still fits in float32; and so does the largest factor between two such scales, 2**120.
 _FLOAT_FACTOR = 2.0**60
 
 
@@ -94,8 +94,8 @@ class ScaleSchedule:
     def arriving_scales(self) -> Mapping[int, float]:
         """Scale of each gradient before `steps`, by position: its component's, except for float32 scalars."""
         scales = {position: self.component_scales[index] for position, index in self.components.of.items()}
-        # A float32 scalar takes the lowest scale of its function's inputs: otherwise that input's gradient,
-        # often an array, would be multiplied after it. In forward order: inputs may be such scalars, too.
+        # A float32 scalar takes the lowest scale of its function's inputs: at another, that input's gradient,
+        # often an array, would be multiplied later. In forward order, as an input may be such a scalar.
         for node in reversed(self.nodes):
             if node.number in self.float_scalars and node.inputs:
                 own, lowest_input = scales[node.outputs[0]], min([scales[p] for p in node.inputs])

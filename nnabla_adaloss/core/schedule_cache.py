@@ -58,7 +58,7 @@ class ScheduleCache:
     def convert_latest(
         self, loss_weights: Tuple[float, ...], iteration: int, given_scale: Optional[float], max_scale: float
     ) -> Optional[ScaleSchedule]:
-        """Convert the latest of all schedules to these loss weights; None if unused or not convertible."""
+        """Convert the latest of all schedules to these loss weights; None if not in use, or not possible."""
         latest = self.current(iteration, given_scale, list(self.entries)[-1]) if self.entries else None
         converted = latest and latest.with_loss_weights(loss_weights, max_scale)
         own = self.last(loss_weights)

@@ -162,6 +162,7 @@ class GraphCache:
                 return last.for_graph(graph, plan, self._storage)
         remembered = self._pop_topology(graph, described)
         topology = remembered or Topology(self._new_plan(graph, described, names), self._no_schedules, ())
+        # Before `_remember`, which may drop the oldest saved states.
         saved = None if remembered else self._pop_saved(topology.plan)
         if last is not None:
             # All topologies take turns in one cycle of measuring.

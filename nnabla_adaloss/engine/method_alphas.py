@@ -31,7 +31,7 @@ class MethodAlphas:
         needs_arrays = self._needs is Needs.ARRAYS
         # Called for each function in a pass that measures, if the method needs arrays.
         self.copier = self.copy_arrays if needs_arrays else None
-        # With delay=1 the last iteration's statistics save a second pass per batch. Arrays are not kept.
+        # With delay=1 the last iteration's statistics save a batch's second pass, the only use of arrays.
         self.delay = (0 if needs_arrays else 1) if config.delay is None else config.delay
         if self.delay and needs_arrays:
             raise ValueError(

@@ -201,7 +201,8 @@ class PreparedGraph:
         plan, request = self.plan, self.statistics.request
         gradients = plan.limiting_gradients | request.gradients | request.watched
         leaves = frozenset(plan.leaves) - self.accumulating_leaves
-        return Slice([*gradients], sorted(request.data), (), leaves, last=True)
+        weights = sorted(request.data)
+        return Slice([*gradients], weights, activations=(), leaves=leaves, last=True)
 
     def slice(
         self, schedules: ScheduleCache, iteration: int, given_scale: Optional[float]

@@ -58,6 +58,7 @@ class HooklessPass:
         rescales, contributions = self._steps.rescales_after, self._steps.next_contributions
         if not (rescales or contributions):
             return (), ()
+        # A leaf's contributions that differ in scale are divided one by one, each before the next is added.
         numbers = {hash(graph.functions[number]): number for number in (*rescales, *contributions)}
 
         def after(f: object) -> None:
