@@ -139,7 +139,7 @@ def merge_components(
             if one.weight not in swappable:
                 groups.append([output, scaled])  # without a scaled copy alpha is 1
         # Without hooks, contributions to a leaf are summed, at one scale, and then unscaled. Only functions
-        # that separate components are so few that hooks around them may unscale what they contribute.
+        # that separate components are so few that hooks around them may unscale their contributions.
         for leaf in () if node.separates else node.leaves:
             contribution = component_of_contribution(node, leaf, components.of)
             groups.append([contribution, ("leaf", shared_gradients.get(leaf, leaf))])

@@ -45,7 +45,7 @@ def unbounded_alpha(config: AdaLossConfig, layer: str, g: Any, W: Any, range: Ra
 
 
 def bound_alpha(alpha: float, uncompensated: float, config: AdaLossConfig) -> Tuple[float, Reason]:
-    """Limit alphas above 1 to the upper bounds; `uncompensated`: S but for what makes up for a small loss."""
+    """Limit alphas above 1 to the upper bounds; `uncompensated`: S without its factor for a small loss."""
     if not config.use_bound or alpha <= 1.0:
         return alpha, Reason.METHOD
     # Comparisons instead of min and max, which are several times slower: this runs per layer and iteration.

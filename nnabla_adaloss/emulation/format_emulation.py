@@ -178,7 +178,7 @@ class FormatEmulation:
         except ValueError as error:
             raise ValueError(
                 f"{error}. If DynamicLossScalingUpdater has lowered it so far, gradients are not finite at "
-                "any scale, as with NaN in the data: run `python -m nnabla_adaloss analyse`, or train with "
+                "any scale, as with NaN in the data: call `nnabla_adaloss.diagnose(updater)`, or train with "
                 "AdaptiveLossScalingUpdater, which names the cause"
             ) from None
         check_seed(self.variable, grad)
